@@ -1,0 +1,77 @@
+"""Validators: each returns the normalised value or raises one sentence.
+
+An error says where, the rule, what was given and the remedy. Misuse of the library raises
+:class:`CurvescopeError` (a ``ValueError``), so that a caller can tell it from a bug.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+
+class CurvescopeError(ValueError):
+    """The input breaks a stated rule; the message says which one and what to do."""
+
+
+class ModelError(CurvescopeError):
+    """The model cannot be differentiated as asked; the message names the module or operation."""
+
+
+def one_of(where: str, name: str, value: str, choices: Iterable[str]) -> str:
+    """Return ``value`` if it is one of ``choices``."""
+    allowed = list(choices)
+    if value not in allowed:
+        msg = f"{where}: {name} must be one of {', '.join(map(repr, allowed))}, got {value!r}"
+        raise CurvescopeError(msg)
+    return value
+
+
+def positive_int(where: str, name: str, value: int, minimum: int = 1) -> int:
+    """Return ``value`` as an int that is at least ``minimum``."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < minimum:
+        msg = f"{where}: {name} must be an integer of at least {minimum}, got {value!r}"
+        raise CurvescopeError(msg)
+    return int(value)
+
+
+def finite_float(where: str, name: str, value: float, minimum: float | None = None) -> float:
+    """Return ``value`` as a finite float, at least ``minimum`` where one is given."""
+    number = float(value)
+    if number != number or number in (float("inf"), float("-inf")):
+        msg = f"{where}: {name} must be a finite number, got {value!r}"
+        raise CurvescopeError(msg)
+    if minimum is not None and number < minimum:
+        msg = f"{where}: {name} must be at least {minimum}, got {value!r}"
+        raise CurvescopeError(msg)
+    return number
+
+
+def generator(where: str, value: torch.Generator | None) -> torch.Generator:
+    """Return the generator; there is no default, because a hidden seed is a hidden choice."""
+    if not isinstance(value, torch.Generator):
+        msg = (
+            f"{where}: generator must be a torch.Generator, got {type(value).__name__}; "
+            "make one with torch.Generator().manual_seed(0)"
+        )
+        raise CurvescopeError(msg)
+    return value
+
+
+def columns(where: str, x: Tensor, rows: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return ``x`` if it is a vector ``[rows]`` or a block ``[rows, k]`` that fits an operator."""
+    if not isinstance(x, Tensor):
+        msg = f"{where}: needs a torch.Tensor, got {type(x).__name__}; use torch.as_tensor(...)"
+        raise CurvescopeError(msg)
+    if x.ndim not in (1, 2) or x.shape[0] != rows:
+        msg = f"{where}: needs a vector [{rows}] or a block [{rows}, k], got {list(x.shape)}"
+        raise CurvescopeError(msg)
+    if x.dtype != dtype:
+        msg = f"{where}: needs {dtype}, got {x.dtype}; convert with x.to({dtype})"
+        raise CurvescopeError(msg)
+    if x.device != device:
+        msg = f"{where}: lives on {device}, the vector on {x.device}; move it with x.to('{device}')"
+        raise CurvescopeError(msg)
+    return x

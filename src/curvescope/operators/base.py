@@ -1,0 +1,152 @@
+"""The linear operator: an immutable matrix that you can multiply with.
+
+One vector format everywhere: flat columns, ``x: [n]`` or ``X: [n, k]``. An operator knows its
+``shape``, ``dtype``, ``device`` and two declared facts, ``symmetric`` and ``psd``. Algorithms are
+not methods of it: they are functions in :mod:`curvescope.spectra`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from curvescope import _checks
+
+if TYPE_CHECKING:
+    import scipy.sparse.linalg
+
+
+class LinearOperator(ABC):
+    """A real ``m × n`` matrix known through its products.
+
+    Subclasses implement ``_matmat(X: [n, k]) -> [m, k]`` and, unless they are symmetric,
+    ``_rmatmat(Y: [m, k]) -> [n, k]``. Applying an operator twice gives the same answer.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        symmetric: bool = False,
+        psd: bool = False,
+    ) -> None:
+        if symmetric and shape[0] != shape[1]:
+            msg = f"{type(self).__name__}: a symmetric operator is square, got shape {shape}"
+            raise _checks.CurvescopeError(msg)
+        self.shape = (int(shape[0]), int(shape[1]))
+        self.dtype = dtype
+        # Indices are made explicit ('cuda' -> 'cuda:0') so that devices compare equal.
+        self.device = torch.empty(0, device=device).device
+        self.symmetric = symmetric or psd
+        self.psd = psd
+
+    @abstractmethod
+    def _matmat(self, X: Tensor) -> Tensor:
+        """Product with a block ``X: [n, k]``; the input is already checked."""
+
+    def _rmatmat(self, Y: Tensor) -> Tensor:
+        """Product of the transpose with a block ``Y: [m, k]``."""
+        if self.symmetric:
+            return self._matmat(Y)
+        msg = f"{type(self).__name__}: products with the transpose are not available"
+        raise _checks.CurvescopeError(msg)
+
+    def block(self, name: str) -> LinearOperator:
+        """The diagonal block of a layer or parameter, for operators over named parameters."""
+        msg = f"{type(self).__name__}.block({name!r}): this operator has no named blocks"
+        raise _checks.CurvescopeError(msg)
+
+    # Two hooks by which `algebra` lets an operator represent its own multiples and sums; None means
+    # that it cannot, and a generic Sum is made.
+
+    def _scaled(self, factor: float) -> LinearOperator | None:
+        """``factor · A`` as one operator of the same kind."""
+        return None
+
+    def _merged(self, own: float, factor: float, other: LinearOperator) -> LinearOperator | None:
+        """``own · A + factor · other`` as one operator that shares the work of both."""
+        return None
+
+    # Products ---------------------------------------------------------------------------------
+
+    def __matmul__(self, x: Tensor | LinearOperator) -> Tensor | LinearOperator:
+        """``A @ x`` for a vector or a block of columns, ``A @ B`` for another operator."""
+        if isinstance(x, LinearOperator):
+            from curvescope.operators.algebra import Product
+
+            return Product(self, x)
+        x = _checks.columns(f"{self} @ x", x, self.shape[1], self.dtype, self.device)
+        with torch.no_grad():
+            y = self._matmat(x.detach() if x.ndim == 2 else x.detach()[:, None])
+        return y if x.ndim == 2 else y[:, 0]
+
+    @property
+    def T(self) -> LinearOperator:
+        """The transpose."""
+        if self.symmetric:
+            return self
+        from curvescope.operators.algebra import Transpose
+
+        return Transpose(self)
+
+    def dense(self) -> Tensor:
+        """The whole matrix, from ``n`` products; memory ``m·n`` numbers."""
+        identity = torch.eye(self.shape[1], dtype=self.dtype, device=self.device)
+        with torch.no_grad():
+            return self._matmat(identity)
+
+    def to_scipy(self) -> scipy.sparse.linalg.LinearOperator:
+        """The same operator for SciPy (NumPy arrays in, NumPy arrays out, on the CPU)."""
+        import scipy.sparse.linalg
+
+        def product(apply):  # type: ignore[no-untyped-def]
+            def call(x):  # type: ignore[no-untyped-def]
+                tensor = torch.as_tensor(x).to(self.device, self.dtype)
+                with torch.no_grad():
+                    y = apply(tensor if tensor.ndim == 2 else tensor[:, None])
+                return (y if tensor.ndim == 2 else y[:, 0]).cpu().numpy()
+
+            return call
+
+        forward, adjoint = product(self._matmat), product(self._rmatmat)
+        dtype = torch.empty(0, dtype=self.dtype).numpy().dtype
+        return scipy.sparse.linalg.LinearOperator(
+            self.shape, forward, rmatvec=adjoint, matmat=forward, rmatmat=adjoint, dtype=dtype
+        )
+
+    # Algebra: always a new operator -------------------------------------------------------------
+
+    def __add__(self, other: LinearOperator) -> LinearOperator:
+        from curvescope.operators.algebra import add
+
+        return add(self, other)
+
+    def __sub__(self, other: LinearOperator) -> LinearOperator:
+        from curvescope.operators.algebra import add
+
+        if not isinstance(other, LinearOperator):
+            return NotImplemented
+        return add(self, -1.0 * other)
+
+    def __mul__(self, factor: float) -> LinearOperator:
+        from curvescope.operators.algebra import scale
+
+        return scale(self, factor)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, factor: float) -> LinearOperator:
+        return self * (1.0 / factor)
+
+    def __neg__(self) -> LinearOperator:
+        return self * -1.0
+
+    def __repr__(self) -> str:
+        facts = ", psd" if self.psd else ", symmetric" if self.symmetric else ""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{type(self).__name__}({self.shape[0]}×{self.shape[1]}, {dtype}, {self.device}{facts})"
