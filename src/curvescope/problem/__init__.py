@@ -1,0 +1,7 @@
+"""What is differentiated: a model, a loss, data and the parameters that count as variables."""
+
+from curvescope.problem.losses import Loss
+from curvescope.problem.params import ParamSpace
+from curvescope.problem.problem import Problem
+
+__all__ = ["Loss", "ParamSpace", "Problem"]

@@ -1,0 +1,5 @@
+"""The command line: ``curvescope <command>``. Only this package knows typer and rich."""
+
+from curvescope.cli.app import main
+
+__all__ = ["main"]

@@ -1,0 +1,91 @@
+"""The application: its commands, and how a mistake becomes one sentence and an exit code.
+
+Exit codes: 0 success; 1 a self-check failed, or a bug; 2 the user's mistake; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from curvescope._checks import CurvescopeError
+from curvescope.cli.demo import demo
+
+# The parser's own errors: click's class, or typer's copy of it in newer versions.
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+
+app = typer.Typer(
+    name="curvescope",
+    help="The curvature of neural networks: exact where possible, with error bars where not.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(demo)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(metadata.version("curvescope"))
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit; this is the ``curvescope`` script."""
+    sys.exit(run(sys.argv[1:] if arguments is None else list(arguments)))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command and return its exit code; errors go to standard error as one sentence."""
+    # Read here, not from the parser: an error may well be about the other arguments.
+    debug = "--debug" in arguments
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(arguments, prog_name="curvescope", standalone_mode=False)
+    except (CurvescopeError, _UsageError) as error:
+        if debug:
+            raise
+        return _complain(_sentence(error), code=2)
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    except Exception as error:
+        if debug:
+            raise
+        what = f"{type(error).__name__}: {error}"
+        return _complain(
+            f"unexpected {what} (a bug: --debug shows where; please report it)", code=1
+        )
+    if code == 130:  # newer parsers return it for ctrl-C
+        return _complain("interrupted", code=code)
+    return code if isinstance(code, int) else 0
+
+
+def _sentence(error: Exception) -> str:
+    formatted = getattr(error, "format_message", None)
+    return str(formatted() if formatted is not None else error)
+
+
+def _complain(sentence: str, *, code: int) -> int:
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console.print("[red]curvescope:[/red]", end=" ")
+    console.print(sentence, markup=False)
+    return code

@@ -1,0 +1,1 @@
+"""Recipes that walk the whole road: data, a network, training, operators, estimates."""

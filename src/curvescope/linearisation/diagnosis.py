@@ -1,0 +1,81 @@
+"""Which module is to blame when a model cannot be differentiated twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from curvescope._checks import CurvescopeError, ModelError
+from curvescope.problem.batches import Batch
+from curvescope.problem.problem import Problem
+
+_SIGNS = ("not implemented", "once_differentiable", "does not require grad", "not support")
+
+
+@contextmanager
+def explain_failure(problem: Problem, batch: Batch | None) -> Iterator[None]:
+    """Turn autograd's refusal into a sentence that names the module."""
+    try:
+        yield
+    except (RuntimeError, NotImplementedError) as error:
+        text = str(error)
+        if isinstance(error, CurvescopeError) or not any(sign in text for sign in _SIGNS):
+            raise
+        reason = text.strip().splitlines()[0]
+        culprit = _find(problem, batch or next(iter(problem.data)))
+        where = f"module {culprit}" if culprit else "the model"
+        msg = f"Problem: {where} cannot be differentiated twice: {reason}"
+        raise ModelError(msg) from error
+
+
+def _find(problem: Problem, batch: Batch) -> str | None:
+    """The first leaf module whose own second derivative fails at the inputs it gets."""
+    calls: list[tuple[str, nn.Module, tuple[Any, ...], dict[str, Any]]] = []
+    handles = []
+    for name, module in problem.model.named_modules():
+        if next(module.children(), None) is None:
+
+            def note(m: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
+                calls.append((name, m, args, kwargs))
+
+            handles.append(module.register_forward_pre_hook(note, with_kwargs=True))
+    try:
+        with problem.evaluation():
+            problem.output(problem.variables(), batch)
+            for handle in handles:
+                handle.remove()
+            for name, module, args, kwargs in calls:
+                if _fails(module, args, kwargs):
+                    return f"{name!r} ({type(module).__name__})"
+    finally:
+        for handle in handles:
+            handle.remove()
+    return None
+
+
+def _fails(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def fresh(t: Tensor) -> Tensor:
+        return t.detach().requires_grad_(t.is_floating_point())
+
+    args, kwargs = pytree.tree_map_only(Tensor, fresh, (args, kwargs))
+    state = {n: fresh(p) for n, p in module.named_parameters()}
+    variables = [*state.values(), *pytree.tree_leaves((args, kwargs))]
+    variables = [v for v in variables if isinstance(v, Tensor) and v.requires_grad]
+    try:
+        out = torch.func.functional_call(module, state, args, kwargs)
+        outs = [o for o in pytree.tree_leaves(out) if isinstance(o, Tensor) and o.requires_grad]
+        if not outs or not variables:
+            return False
+        u = [torch.ones_like(o).requires_grad_() for o in outs]
+        first = torch.autograd.grad(outs, variables, u, create_graph=True, allow_unused=True)
+        some = [g for g in first if g is not None and g.requires_grad]
+        if some:
+            torch.autograd.grad(some, [*variables, *u], some, allow_unused=True)
+    except (RuntimeError, NotImplementedError):
+        return True
+    return False

@@ -1,0 +1,90 @@
+"""Matrices in output space: what stands between ``J`` and ``Jᵀ`` in a curvature matrix.
+
+Each is a block-diagonal matrix over the terms of the loss, applied to ``t: [k, *z.shape]``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from curvescope.problem.losses import LossAt
+
+
+@dataclass(frozen=True)
+class LossHessian:
+    """``∂²ℓ/∂z²``: the Gauss–Newton matrix, for cross-entropy the Fisher matrix (TR 5.1)."""
+
+    def apply(self, loss: LossAt, batch: int, t: Tensor) -> Tensor:
+        """The product with each column."""
+        return loss.hessian(t)
+
+
+@dataclass(frozen=True)
+class SampledFisher:
+    """``(1/S) Σ_s g_s g_sᵀ`` with ``g_s`` the gradient at a target drawn from the model."""
+
+    samples: int
+    seed: int
+
+    def apply(self, loss: LossAt, batch: int, t: Tensor) -> Tensor:
+        """The product with each column; the draws depend on the seed and the batch alone."""
+        generator = torch.Generator().manual_seed((self.seed + 0x9E3779B9 * batch) % 2**63)
+        drawn = loss.terms(loss.sample(self.samples, generator))
+        return _outer(loss, drawn, t) / self.samples
+
+
+@dataclass(frozen=True)
+class GradientOuter:
+    """``g gᵀ`` with ``g`` the gradient of each term at its own target: the empirical Fisher."""
+
+    def apply(self, loss: LossAt, batch: int, t: Tensor) -> Tensor:
+        """The product with each column."""
+        return _outer(loss, loss.terms(loss.gradient()[None]), t)
+
+
+OutputMatrix = LossHessian | SampledFisher | GradientOuter
+
+
+def _outer(loss: LossAt, vectors: Tensor, t: Tensor) -> Tensor:
+    """``Σ_s g_s ⟨g_s, t⟩`` term by term: ``vectors: [s, terms, c]``, ``t: [k, *z.shape]``."""
+    weights = torch.einsum("snc,knc->ksn", vectors, loss.terms(t))
+    return loss.scatter(torch.einsum("ksn,snc->knc", weights, vectors), t)
+
+
+@dataclass(frozen=True)
+class Mix:
+    """``residual · E + Jᵀ (Σ c_i B_i) J``, the general curvature matrix; ``H = E + Jᵀ ∂²ℓ J``.
+
+    ``E`` is the part of the Hessian that comes from the model's own second derivative (TR 5.2).
+    """
+
+    residual: float
+    outputs: tuple[tuple[OutputMatrix, float], ...]
+
+    def __add__(self, other: Mix) -> Mix:
+        total: dict[OutputMatrix, float] = {}
+        for matrix, c in (*self.outputs, *other.outputs):
+            total[matrix] = total.get(matrix, 0.0) + c
+        outputs = tuple((m, c) for m, c in total.items() if c != 0.0)
+        return Mix(self.residual + other.residual, outputs)
+
+    def __mul__(self, factor: float) -> Mix:
+        outputs = tuple((m, c * factor) for m, c in self.outputs if factor != 0.0)
+        return Mix(self.residual * factor, outputs)
+
+    def middle(self, loss: LossAt, batch: int, t: Tensor) -> Tensor:
+        """``Σ c_i B_i t``."""
+        total = None
+        for matrix, c in self.outputs:
+            part = matrix.apply(loss, batch, t)
+            part = part if c == 1.0 else part * c
+            total = part if total is None else total + part
+        return torch.zeros_like(t) if total is None else total
+
+    @property
+    def psd(self) -> bool:
+        """Whether the matrix is positive semi-definite by its form (convex losses)."""
+        return self.residual == 0.0 and all(c >= 0 for _, c in self.outputs)

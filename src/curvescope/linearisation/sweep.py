@@ -1,0 +1,247 @@
+"""A sweep over the data: which batches are kept linearised, how many columns go at once.
+
+Linearising a batch costs about one gradient, and applying it about one more. A first product
+therefore streams: each batch is linearised, applied and dropped, with the memory of one batch. From
+the second product on the linearised batches are kept when they fit into half of the free memory, and
+a product costs only the application.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from curvescope import _checks
+from curvescope._checks import CurvescopeError
+from curvescope.linearisation import memory
+from curvescope.linearisation.batch import Columns, GraphBatch, LinearisedBatch, TapeBatch
+from curvescope.linearisation.diagnosis import explain_failure
+from curvescope.linearisation.outputs import Mix
+from curvescope.linearisation.rules import Untraceable
+from curvescope.problem.batches import Batch
+from curvescope.problem.params import ParamSpace
+from curvescope.problem.problem import Problem
+
+log = logging.getLogger("curvescope")
+
+SHARE = 0.5  # of the free memory that kept batches, or the columns of one product, may take
+COLUMNS_BYTES = 64 << 20  # on the CPU, tangents that leave the cache cost more than they save
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What keeping the linearisation of all batches takes."""
+
+    batch_bytes: int
+    batches: int | None
+    free_bytes: int
+
+    @property
+    def total_bytes(self) -> int | None:
+        """Bytes for all batches, or None if their number is not known beforehand."""
+        return None if self.batches is None else self.batch_bytes * self.batches
+
+    def __str__(self) -> str:
+        total = "unknown" if self.total_bytes is None else memory.readable(self.total_bytes)
+        return (
+            f"{total} for {self.batches} batches of {memory.readable(self.batch_bytes)}, "
+            f"{memory.readable(self.free_bytes)} free"
+        )
+
+
+class Sweep:
+    """The linearised batches of a problem, shared by all operators on it."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._kept: list[LinearisedBatch] = []
+        self._kept_second_order = False
+        self._products = 0
+        self._engine = "tape"
+        self._said = False
+
+    # Linearising ------------------------------------------------------------------------------------
+
+    def _linearise(self, batch: Batch, *, second_order: bool) -> LinearisedBatch:
+        """A batch ready for repeated products."""
+        if self._engine == "tape":
+            tape = TapeBatch(self.problem, batch)
+            u = None if second_order else torch.ones_like(tape.output)
+            tape.record_backward(u, second_order=second_order)
+            return tape
+        with explain_failure(self.problem, batch):
+            return GraphBatch(self.problem, batch)
+
+    def _give_up_tape(self, reason: str) -> None:
+        self._engine = "graph"
+        if not self._said:
+            self._said = True
+            log.warning("the model is differentiated by autograd graphs, which is slower: %s", reason)
+
+    def footprint(self, *, second_order: bool = True) -> Footprint:
+        """What keeping would take, measured on the first batch."""
+        batch = next(iter(self.problem.data))
+        try:
+            first = self._linearise(batch, second_order=second_order)
+        except Untraceable as reason:
+            self._give_up_tape(str(reason))
+            first = self._linearise(batch, second_order=second_order)
+        return Footprint(self._bytes(first), self.problem.data.length, memory.free(self.problem.device))
+
+    def _bytes(self, batch: LinearisedBatch) -> int:
+        own = {p.untyped_storage().data_ptr() for p in self.problem.model.parameters()}
+        tensors = batch.residuals()
+        return memory.size(t for t in tensors if t.untyped_storage().data_ptr() not in own)
+
+    # Products ---------------------------------------------------------------------------------------
+
+    def product(
+        self, mix: Mix, space: ParamSpace, X: Tensor, keep: str | bool, columns: int | None
+    ) -> Tensor:
+        """``[P, k]`` to ``[P, k]``: the mean over all terms."""
+        self.problem.check_unchanged()
+        rows = X.T.contiguous()
+        try:
+            total, count = self._pass(mix, space, rows, keep, columns)
+        except Untraceable as reason:  # a step without a derivative shows only when it is applied
+            self._give_up_tape(str(reason))
+            self.release()
+            total, count = self._pass(mix, space, rows, keep, columns)
+        self._products += 1
+        return total.div_(count).T
+
+    def _pass(
+        self, mix: Mix, space: ParamSpace, rows: Tensor, keep: str | bool, columns: int | None
+    ) -> tuple[Tensor, int]:
+        second_order = mix.residual != 0.0
+        total = torch.zeros_like(rows)
+        count = 0
+        if self._has(second_order):
+            batches: Iterator[LinearisedBatch] = iter(self._kept)
+        elif self._wants_to_keep(keep, second_order):
+            batches = self._keeping(second_order)
+        else:
+            batches = iter(())
+            count = self._stream(mix, space, rows, total, columns)
+        for batch in batches:
+            self._accumulate(batch, mix, space, rows, total, columns)
+            count += batch.count
+        return total, count
+
+    def _has(self, second_order: bool) -> bool:
+        return bool(self._kept) and (self._kept_second_order or not second_order)
+
+    def _wants_to_keep(self, keep: str | bool, second_order: bool) -> bool:
+        if keep is False or (keep == "auto" and self._products == 0):
+            return False
+        footprint = self.footprint(second_order=second_order)
+        total = footprint.total_bytes
+        fits = total is not None and total <= SHARE * footprint.free_bytes
+        if fits:
+            log.info("keeping the linearisation: %s", footprint)
+        elif keep is True:
+            msg = f"keep=True: the linearisation does not fit into half of the free memory ({footprint}); use keep=False or smaller data"
+            raise CurvescopeError(msg)
+        else:
+            log.info("streaming, the linearisation does not fit: %s", footprint)
+        return fits
+
+    def _keeping(self, second_order: bool) -> Iterator[LinearisedBatch]:
+        self._kept = []
+        kept = []
+        for batch in self.problem.batches():
+            kept.append(self._linearise(batch, second_order=second_order))
+            yield kept[-1]
+        self._kept, self._kept_second_order = kept, second_order
+
+    def _stream(
+        self, mix: Mix, space: ParamSpace, rows: Tensor, total: Tensor, columns: int | None
+    ) -> int:
+        count = 0
+        for batch in self.problem.batches():
+            if mix.residual == 0.0 and self._engine == "tape":
+                count += self._stream_pull_back(batch, mix, space, rows, total, columns)
+                continue
+            linearised = self._linearise(batch, second_order=mix.residual != 0.0)
+            self._accumulate(linearised, mix, space, rows, total, columns)
+            count += linearised.count
+        return count
+
+    def _stream_pull_back(
+        self, batch: Batch, mix: Mix, space: ParamSpace, rows: Tensor, total: Tensor,
+        columns: int | None,
+    ) -> int:  # fmt: skip
+        """A Gauss–Newton product on a batch that is used once.
+
+        The backward pass of the first column is autograd's own; it is recorded only if there are
+        more columns to come.
+        """
+        tape = TapeBatch(self.problem, batch)
+        first = space.columns(rows[:1])
+        u = tape.middle(mix, tape.push_forward(first))[0]
+        if rows.shape[0] == 1:
+            pulled = tape.pull_back(u)
+        else:
+            pulled = tape.record_backward(u, second_order=False)
+        _add(total[:1], space, {n: pulled[n][None] for n in first if n in pulled})
+        if rows.shape[0] > 1:
+            self._accumulate(tape, mix, space, rows[1:], total[1:], columns)
+        return tape.count
+
+    def _accumulate(
+        self, batch: LinearisedBatch, mix: Mix, space: ParamSpace, rows: Tensor, total: Tensor,
+        columns: int | None,
+    ) -> None:  # fmt: skip
+        """Add one batch's products, in chunks of columns."""
+        size = columns or self._chunk(batch, mix, space)
+        for start in range(0, rows.shape[0], size):
+            piece = slice(start, start + size)
+            with explain_failure(self.problem, None):
+                result = batch.product(mix, space.columns(rows[piece]))
+            _add(total[piece], space, result)
+
+    def _chunk(self, batch: LinearisedBatch, mix: Mix, space: ParamSpace) -> int:
+        """Columns at once: as many as pay, within the memory that is free."""
+        if isinstance(batch, GraphBatch):
+            return 1 << 30  # goes column by column by itself
+        item = torch.empty(0, dtype=self.problem.dtype).element_size()
+        width = max(1, batch.width(mix, space.names) * item)
+        if self.problem.device.type == "cpu":
+            if isinstance(batch, TapeBatch) and batch.convolves:
+                return 1
+            return max(1, COLUMNS_BYTES // width)
+        return max(1, int(SHARE * memory.free(self.problem.device)) // width)
+
+    def release(self) -> None:
+        """Forget the kept batches."""
+        self._kept = []
+
+
+def _add(total: Tensor, space: ParamSpace, result: Columns) -> None:
+    for name, piece in result.items():
+        target = total[:, space.slice(name)]
+        target.add_(piece.reshape(target.shape))
+
+
+_SWEEPS: weakref.WeakKeyDictionary[Problem, Sweep] = weakref.WeakKeyDictionary()
+
+
+def sweep_of(problem: Problem) -> Sweep:
+    """The one sweep of a problem."""
+    if problem not in _SWEEPS:
+        _SWEEPS[problem] = Sweep(problem)
+    return _SWEEPS[problem]
+
+
+def check_options(where: str, keep: str | bool, columns: int | None) -> None:
+    """Validate the options that operators pass on to a sweep."""
+    if keep not in ("auto", True, False):
+        msg = f"{where}: keep must be 'auto', True or False, got {keep!r}"
+        raise CurvescopeError(msg)
+    if columns is not None:
+        _checks.positive_int(where, "columns", columns)

@@ -1,0 +1,29 @@
+"""The Hessian of the mean loss."""
+
+from __future__ import annotations
+
+from curvescope.linearisation.outputs import LossHessian, Mix
+from curvescope.operators.curvature import Curvature
+from curvescope.problem import Problem
+
+
+class Hessian(Curvature):
+    """``H = ∂²L/∂w²`` of the problem's mean loss, exactly (OP-2).
+
+    Symmetric, in general indefinite. A streamed product costs about 2.5 gradients, a kept one about
+    1.5; ``k`` columns share one pass over the data. Weight decay is not part of the loss.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> X, y = torch.tensor([[1.0, 2.0]]).double(), torch.zeros(1, 1).double()
+    >>> problem = Problem(nn.Linear(2, 1, bias=False).double(), (X, y), loss="mse")
+    >>> Hessian(problem).dense()  # 2 x xᵀ
+    tensor([[2., 4.],
+            [4., 8.]], dtype=torch.float64)
+    """
+
+    def __init__(
+        self, problem: Problem, *, keep: str | bool = "auto", columns: int | None = None
+    ) -> None:
+        mix = Mix(1.0, ((LossHessian(), 1.0),))
+        super().__init__(problem, mix, keep=keep, columns=columns)

@@ -1,0 +1,112 @@
+"""Data in its usual forms, as a deterministic sequence of batches on the model's device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader, RandomSampler
+
+from curvescope._checks import CurvescopeError
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What goes into the model and what the loss compares its output with."""
+
+    inputs: Any
+    target: Any
+    index: int
+
+
+class Batches:
+    """A sequence of batches that can be walked any number of times.
+
+    ``(X, y)`` is one batch, cut into pieces of ``batch_size`` samples when one is given; a
+    ``DataLoader`` or any other iterable gives pairs ``(input, target)`` or mappings with the target
+    under ``"labels"``. Inputs may be tensors, tuples or mappings of tensors. An iterator, which
+    could be walked only once, is read into memory.
+    """
+
+    def __init__(self, data: Any, device: torch.device, batch_size: int | None) -> None:
+        self._device = device
+        if isinstance(data, Mapping) or (
+            isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Tensor)
+        ):
+            inputs, target = _pair(data)
+            self._data: Iterable[Any] = _cut(inputs, target, batch_size)
+        elif isinstance(data, Iterable) and not isinstance(data, str | Tensor):
+            self._data = list(data) if isinstance(data, Iterator) else data
+        else:
+            msg = (
+                "Problem(data): needs (X, y), a DataLoader or an iterable of (input, target) "
+                f"batches, got {type(data).__name__}"
+            )
+            raise CurvescopeError(msg)
+        try:
+            self.length: int | None = len(self._data)  # type: ignore[arg-type]
+        except TypeError:
+            self.length = None
+        if self.length == 0:
+            raise CurvescopeError(_EMPTY)
+
+    @property
+    def shuffles(self) -> bool:
+        """Whether the data comes from a loader that draws its order at random."""
+        return isinstance(self._data, DataLoader) and isinstance(
+            getattr(self._data, "sampler", None), RandomSampler
+        )
+
+    def __iter__(self) -> Iterator[Batch]:
+        nothing = True
+        for index, item in enumerate(self._data):
+            nothing = False
+            inputs, target = _pair(item)
+            yield Batch(self._move(inputs), self._move(target), index)
+        if nothing:
+            raise CurvescopeError(_EMPTY)
+
+    def _move(self, tree: Any) -> Any:
+        return pytree.tree_map_only(
+            Tensor, lambda t: t.detach().to(self._device, non_blocking=True), tree
+        )
+
+
+_EMPTY = "Problem(data): the data is empty; at least one sample is needed"
+
+
+def _pair(item: Any) -> tuple[Any, Any]:
+    if isinstance(item, Mapping):
+        if "labels" not in item:
+            msg = f"Problem(data): a mapping needs the key 'labels' for its target, got {list(item)}"
+            raise CurvescopeError(msg)
+        return {k: v for k, v in item.items() if k != "labels"}, item["labels"]
+    if isinstance(item, tuple | list) and len(item) == 2:
+        return item[0], item[1]
+    msg = f"Problem(data): each batch must be a pair (input, target), got {type(item).__name__}"
+    raise CurvescopeError(msg)
+
+
+def _cut(inputs: Any, target: Any, batch_size: int | None) -> list[tuple[Any, Any]]:
+    lengths = {int(t.shape[0]) for t in pytree.tree_leaves((inputs, target)) if isinstance(t, Tensor) and t.ndim}
+    if len(lengths) != 1:
+        msg = (
+            "Problem(data): inputs and targets must have the same number of samples, got "
+            f"{', '.join(map(str, sorted(lengths))) or 'no tensor'}"
+        )
+        raise CurvescopeError(msg)
+    (samples,) = lengths
+    if samples == 0:
+        raise CurvescopeError(_EMPTY)
+    size = samples if batch_size is None else batch_size
+    pieces = []
+    for start in range(0, samples, size):
+        cut = lambda t, a=start: t[a : a + size]  # noqa: E731
+        pieces.append(
+            (pytree.tree_map_only(Tensor, cut, inputs), pytree.tree_map_only(Tensor, cut, target))
+        )
+    return pieces

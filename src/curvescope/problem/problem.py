@@ -1,0 +1,326 @@
+"""The problem: the mean loss of a model over data, as a function of some of its parameters."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.batchnorm import _NormBase
+from torch.overrides import TorchFunctionMode
+
+from curvescope import _checks
+from curvescope._checks import CurvescopeError, ModelError
+from curvescope.problem.batches import Batch, Batches
+from curvescope.problem.losses import Loss, LossAt, as_loss
+from curvescope.problem.params import ParamSpace, Selection
+
+log = logging.getLogger("curvescope")
+
+
+class Problem:
+    """``L(w) = (1/N) Σ_n ℓ(f(x_n; w), y_n)`` for a model, its data and a choice of variables ``w``.
+
+    Args:
+        model: any ``nn.Module``; its flags, gradients, buffers and weights are never changed.
+        data: ``(X, y)``, a ``DataLoader``, or an iterable of ``(input, target)`` batches; inputs may
+            be tensors, tuples or mappings. Batches are moved to the model's device.
+        loss: ``"cross_entropy"``, ``"binary_logistic"``, ``"mse"``, a torch loss module, or any
+            callable of ``(output, target)`` that averages over the samples.
+        params: which parameters are variables: all that require grad (default), a layer or
+            parameter name, a list of them, or a predicate of ``(name, parameter)``.
+        mode: ``"eval"``, or ``"train"``: batch norm uses the statistics of each batch and
+            differentiates through them. Dropout is off in both, and running buffers never move.
+        batch_size: cuts ``(X, y)`` into batches of this size. Only for ``mode="eval"``, where the
+            samples of a batch do not see each other.
+
+    The problem describes the weights that the model has now: products after the weights have
+    changed are refused, because an operator is one fixed matrix.
+
+    >>> model = nn.Linear(2, 1, bias=False).double()
+    >>> with torch.no_grad():
+    ...     _ = model.weight.copy_(torch.tensor([[1.0, 2.0]]))
+    >>> X, y = torch.eye(2).double(), torch.zeros(2, 1).double()
+    >>> problem = Problem(model, (X, y), loss="mse")
+    >>> problem.value().item(), problem.gradient().tolist()
+    (2.5, [1.0, 2.0])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Any,
+        loss: str | nn.Module | Callable[..., Tensor] | Loss = "cross_entropy",
+        *,
+        params: Selection = None,
+        mode: str = "eval",
+        batch_size: int | None = None,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            msg = f"Problem(model): needs a torch.nn.Module, got {type(model).__name__}"
+            raise CurvescopeError(msg)
+        self.model = model
+        self.loss = as_loss(loss)
+        self.mode = _checks.one_of("Problem", "mode", mode, ("eval", "train"))
+        self.params = ParamSpace.of(model, params)
+        self.device, self.dtype = _device_and_dtype(model, self.params)
+        if batch_size is not None:
+            _checks.positive_int("Problem", "batch_size", batch_size)
+            if mode == "train":
+                msg = "Problem(batch_size): in mode='train' a batch is part of the loss; cut the data yourself"
+                raise CurvescopeError(msg)
+        self.data = Batches(data, self.device, batch_size)
+        _check_weights(model)
+        self._fingerprint = _fingerprint(model)
+        self._checked = False  # whether one full pass has looked at targets and outputs
+
+    def batches(self) -> Iterator[Batch]:
+        """The batches, on the model's device, in the data's own order."""
+        yield from self.data
+        self._checked = True
+
+    def check_unchanged(self) -> None:
+        """Refuse to go on when the weights or buffers are not those the problem was built with."""
+        if _fingerprint(self.model) != self._fingerprint:
+            msg = (
+                "Problem: the model's weights have changed since the problem was built; build a "
+                "new Problem for the new weights"
+            )
+            raise CurvescopeError(msg)
+
+    # One evaluation ------------------------------------------------------------------------------
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """The model as this problem sees it: mode set, attention differentiable; restored after."""
+        flags = [(m, m.training) for m in self.model.modules()]
+        with ExitStack() as stack:
+            stack.enter_context(torch.enable_grad())
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            if not self._checked:
+                stack.enter_context(_AttentionNotice())
+            try:
+                for module, _ in flags:
+                    module.training = self.mode == "train" and isinstance(module, _NormBase)
+                yield
+            finally:
+                for module, training in flags:
+                    module.training = training
+
+    def variables(self) -> dict[str, Tensor]:
+        """Fresh leaves that share the memory of the chosen parameters."""
+        chosen = self.params.shapes
+        return {
+            name: p.detach().requires_grad_()
+            for name, p in self.model.named_parameters()
+            if name in chosen
+        }
+
+    def output(self, variables: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        """``f(x; w)`` as a tensor, with everything but ``variables`` held constant."""
+        state: dict[str, Tensor] = {
+            name: p.detach() for name, p in self.model.named_parameters() if name not in variables
+        }
+        state.update(variables)
+        if self.mode == "train":  # the running statistics may move, but not the model's
+            state.update({name: b.clone() for name, b in self.model.named_buffers()})
+        args, kwargs = _arguments(self.model, batch.inputs)
+        try:
+            result = torch.func.functional_call(self.model, state, args, kwargs)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            if isinstance(error, CurvescopeError):
+                raise
+            raise ModelError(_explain(error, batch, self.dtype)) from error
+        z = _tensor_of(result)
+        if not z.is_floating_point() or not z.requires_grad:
+            msg = "Problem: the model's output does not depend on the chosen parameters"
+            raise ModelError(msg)
+        return z
+
+    def loss_at(self, z: Tensor, batch: Batch) -> LossAt:
+        """The loss at an output, checked on the first pass over the data."""
+        at = self.loss.at(z.detach(), batch.target)
+        if not self._checked and not bool(torch.isfinite(at.value())):
+            msg = (
+                f"Problem: the loss of batch {batch.index} is not finite; look for infinite or NaN "
+                "inputs, or weights that overflow"
+            )
+            raise CurvescopeError(msg)
+        return at
+
+    # Value, gradient, checks -----------------------------------------------------------------------
+
+    def value(self) -> Tensor:
+        """The mean loss ``L(w)``; one forward pass."""
+        return self._pass(gradient=False)[0]
+
+    def gradient(self) -> Tensor:
+        """``∇L(w)`` as a flat vector; one forward and one backward pass."""
+        return self._pass(gradient=True)[1]
+
+    def _pass(self, *, gradient: bool) -> tuple[Tensor, Tensor]:
+        self.check_unchanged()
+        variables = self.variables()
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        slope = torch.zeros(self.params.size if gradient else 0, dtype=self.dtype, device=self.device)
+        terms = 0
+        with self.evaluation():
+            for batch in self.batches():
+                z = self.output(variables, batch)
+                at = self.loss_at(z, batch)
+                total += at.value().double()
+                terms += at.count
+                if gradient:
+                    pieces = torch.autograd.grad(
+                        z, list(variables.values()), at.gradient(), allow_unused=True,
+                        materialize_grads=True,
+                    )  # fmt: skip
+                    slope += self.params.flatten(dict(zip(variables, pieces, strict=True)))
+        if terms == 0:
+            msg = "Problem(data): no target counts (all are ignored)"
+            raise CurvescopeError(msg)
+        return (total / terms).to(self.dtype), slope / terms
+
+    def check(self) -> None:
+        """Refuse a problem whose two identical passes disagree, naming the likely cause.
+
+        Cost: three passes over the data with gradients, twice on the first batch.
+        """
+        with self.evaluation():
+            variables = self.variables()
+            first = next(iter(self.data))
+            a, b = (self.output(variables, first).detach() for _ in range(2))
+        if not _close(a, b):
+            msg = f"Problem.check: the model's output is random: {self._random_cause()}"
+            raise CurvescopeError(msg)
+        (v1, g1), (v2, g2) = self._pass(gradient=True), self._pass(gradient=True)
+        if not (_close(v1, v2) and _close(g1, g2)):
+            if self.mode == "train" and self.data.shuffles:
+                cause = (
+                    "batch norm in mode='train' with a shuffling loader makes other batches each "
+                    "time; use shuffle=False"
+                )
+            elif self.data.shuffles:
+                cause = "the loader shuffles and its samples change (random augmentation?)"
+            else:
+                cause = "the data changes between passes (random augmentation or a consumed stream?)"
+            msg = f"Problem.check: two passes over the data disagree: {cause}"
+            raise CurvescopeError(msg)
+
+    def _random_cause(self) -> str:
+        dropout = [n for n, m in self.model.named_modules() if "dropout" in type(m).__name__.lower()]
+        if dropout:
+            return f"a dropout module that ignores eval mode is likely ({', '.join(dropout)})"
+        return "its forward draws random numbers (functional dropout with training=True, noise?)"
+
+    def restrict(self, name: str | list[str]) -> Problem:
+        """The same problem with fewer variables: a layer, a parameter, or a list of them."""
+        names = [name] if isinstance(name, str) else list(name)
+        chosen = {n for item in names for n in self.params.resolve(item, "Problem.restrict")}
+        other = object.__new__(Problem)
+        other.__dict__.update(self.__dict__)
+        other.params = self.params.select(chosen)
+        return other
+
+    def __repr__(self) -> str:
+        return (
+            f"Problem({type(self.model).__name__}, {self.loss.name}, {self.params.size:,} variables, "
+            f"mode={self.mode!r})"
+        )
+
+
+# Helpers ----------------------------------------------------------------------------------------------
+
+
+def _device_and_dtype(model: nn.Module, space: ParamSpace) -> tuple[torch.device, torch.dtype]:
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    devices = {t.device for _, t in tensors}
+    if len(devices) > 1:
+        msg = (
+            f"Problem(model): all parameters and buffers must share a device, got "
+            f"{', '.join(sorted(map(str, devices)))}; move the model with model.to(...)"
+        )
+        raise CurvescopeError(msg)
+    dtypes = {p.dtype for n, p in model.named_parameters() if n in space.shapes}
+    if len(dtypes) > 1 or not dtypes <= {torch.float32, torch.float64}:
+        msg = (
+            "Problem(model): the chosen parameters must all be float32 or all be float64, got "
+            f"{', '.join(sorted(map(str, dtypes)))}; convert with model.float() or model.double()"
+        )
+        raise CurvescopeError(msg)
+    return devices.pop(), dtypes.pop()
+
+
+def _check_weights(model: nn.Module) -> None:
+    for name, p in model.named_parameters():
+        if p.device.type != "meta" and not bool(torch.isfinite(p.detach()).all()):
+            kind = "NaN" if bool(torch.isnan(p.detach()).any()) else "infinite"
+            msg = f"Problem(model): parameter {name!r} has {kind} entries; the weights must be finite"
+            raise CurvescopeError(msg)
+
+
+def _fingerprint(model: nn.Module) -> tuple[tuple[int, int], ...]:
+    tensors = [*model.parameters(), *model.buffers()]
+    return tuple((t.data_ptr(), t._version) for t in tensors)
+
+
+def _arguments(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Mappings go in by keyword if ``forward`` takes such keywords, tuples by position."""
+    if isinstance(inputs, Mapping):
+        try:
+            inspect.signature(model.forward).bind(**inputs)
+        except TypeError:
+            return (inputs,), {}
+        return (), dict(inputs)
+    if isinstance(inputs, tuple | list):
+        return tuple(inputs), {}
+    return (inputs,), {}
+
+
+def _tensor_of(result: Any) -> Tensor:
+    """The output itself, its ``logits``, or the first entry of a tuple."""
+    if isinstance(result, Tensor):
+        return result
+    logits = result.get("logits") if isinstance(result, Mapping) else getattr(result, "logits", None)
+    if isinstance(logits, Tensor):
+        return logits
+    if isinstance(result, tuple | list) and result and isinstance(result[0], Tensor):
+        return result[0]
+    msg = f"Problem(model): the output must be a tensor or have .logits, got {type(result).__name__}"
+    raise ModelError(msg)
+
+
+def _explain(error: Exception, batch: Batch, dtype: torch.dtype) -> str:
+    x = batch.inputs
+    given = f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+    hint = ""
+    if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != dtype:
+        hint = f"; the model is {dtype}: convert the data with x.to({dtype})"
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return f"Problem: the model refused batch {batch.index} ({given}): {reason}{hint}"
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    tolerance = 1e-4 if a.dtype == torch.float32 else 1e-9
+    return bool((a - b).norm() <= tolerance * a.norm())
+
+
+class _AttentionNotice(TorchFunctionMode):
+    """Says once that fused attention, which has no second derivative, is replaced."""
+
+    said = False
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if func is F.scaled_dot_product_attention and not _AttentionNotice.said:
+            _AttentionNotice.said = True
+            log.warning(
+                "scaled_dot_product_attention runs on its unfused path here: the fused kernels "
+                "have no second derivative"
+            )
+        return func(*args, **(kwargs or {}))

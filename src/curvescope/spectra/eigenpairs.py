@@ -1,0 +1,162 @@
+"""Extreme eigenpairs to a stated residual, with as few products as possible.
+
+The search is a Krylov decomposition (:mod:`curvescope.spectra.krylov`) that grows by ``block``
+products a step, stops at the first step at which all ``k`` residuals pass, and restarts thickly when
+the basis is full. Stopping early and restarting late is what saves products.
+
+Repeated eigenvalues, which a Krylov space of one vector cannot see, are looked for afterwards and
+with a bound on the probability of overlooking one: see :mod:`curvescope.spectra.search`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from curvescope import _checks
+from curvescope._checks import CurvescopeError
+from curvescope.operators.base import LinearOperator
+from curvescope.spectra.control import Status, Watch, require_symmetric
+from curvescope.spectra.krylov import Krylov
+from curvescope.spectra.search import Search, Wanted
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from curvescope.spectra.control import Control
+
+_MEMORY = 4 << 30
+"""Bytes that the default basis may take."""
+
+
+@dataclass(frozen=True)
+class EigenPairs:
+    """Eigenvalues, best first, with their unit eigenvectors as columns and what they are worth.
+
+    ``residuals[i] = ‖A v_i − θ_i v_i‖``; some eigenvalue of ``A`` lies within that distance of
+    ``θ_i``. ``tolerance[i]`` is what it was tested against, ``converged`` says whether all passed.
+    ``missed`` bounds the probability that a repeated eigenvalue was overlooked (1: not examined).
+    ``products`` counts the columns multiplied.
+    """
+
+    values: Tensor  # [k]
+    vectors: Tensor  # [n, k]
+    residuals: Tensor  # [k]
+    tolerance: Tensor  # [k]
+    converged: bool
+    missed: float
+    products: int
+    status: Status
+
+
+def eigenpairs(
+    A: LinearOperator,
+    k: int,
+    *,
+    generator: torch.Generator,
+    which: str = "largest",
+    tol: float = 1e-5,
+    relative: str = "norm",
+    block: int = 1,
+    basis: int | None = None,
+    overlook: float = 0.01,
+    max_products: int | None = None,
+    **control: Unpack[Control],
+) -> EigenPairs:
+    """``k`` extreme eigenpairs ``A v = θ v`` of a symmetric operator (SP-6).
+
+    A pair passes when ``‖A v − θ v‖ ≤ tol · ‖A‖`` (``relative="norm"``; ``‖A‖`` is the largest Ritz
+    value in magnitude, a lower bound) or ``≤ tol · max(|θ|, eps^⅔ ‖A‖)`` (``"value"``, the rule of
+    ARPACK and ``eigsh``). The residual is that of the Krylov decomposition plus its rounding,
+    ``4 · eps · ‖A‖``. Repeated and clustered eigenvalues come with their multiplicity, up to the
+    probability ``overlook`` (1 skips the search for copies; see the module).
+
+    Cost: products as counted, ``O(n · basis)`` numbers of memory (``basis`` vectors, default
+    ``max(2k + 32, k + 96)`` or what fits in 4 GiB, at least ``k + 2·block + 8``). ``block`` columns
+    are multiplied at a time: 1 needs the fewest products, more pay where a block is cheap per column.
+
+    Args:
+        A: Any symmetric operator.
+        k: How many pairs, at most ``n``.
+        generator: The source of the start vectors.
+        which: ``"largest"``, ``"smallest"`` (algebraic) or ``"magnitude"``.
+        tol: The relative residual.
+        relative: What ``tol`` is relative to, ``"norm"`` or ``"value"``.
+        block: Columns per product.
+        basis: The most vectors kept.
+        overlook: The accepted probability of overlooking a copy of a repeated eigenvalue.
+        max_products: The budget, default ``max(1000, 50 k)``; when it is spent, ``converged`` is
+            False and the best pairs so far are returned.
+        **control: ``progress``, ``on_interrupt``, ``checkpoint``, ``every``.
+
+    >>> from curvescope.operators.simple import Diagonal
+    >>> A = Diagonal(torch.tensor([3.0, 7.0, 7.0, -9.0, 1.0], dtype=torch.float64))
+    >>> pairs = eigenpairs(A, 3, generator=torch.Generator().manual_seed(0))
+    >>> [round(float(x), 6) for x in pairs.values], pairs.converged
+    ([7.0, 7.0, 3.0], True)
+    """
+    where = f"eigenpairs({A}, {k})"
+    require_symmetric(where, A)
+    k = _checks.positive_int(where, "k", k)
+    if k > A.shape[0]:
+        msg = f"{where}: k must be at most the dimension {A.shape[0]}, got {k}"
+        raise CurvescopeError(msg)
+    _checks.one_of(where, "which", which, ("largest", "smallest", "magnitude"))
+    _checks.one_of(where, "relative", relative, ("norm", "value"))
+    block = _checks.positive_int(where, "block", block)
+    budget = _checks.positive_int(where, "max_products", max_products or max(1000, 50 * k))
+    search = Search(
+        Krylov(A, _capacity(where, A, k, block, basis)),
+        k,
+        Wanted(which, _checks.finite_float(where, "tol", tol, minimum=0.0), relative),
+        block=block,
+        overlook=_checks.finite_float(where, "overlook", overlook, minimum=0.0),
+        generator=_checks.generator(where, generator),
+    )
+    identity = f"{A}, k={k}, {which}, tol={tol}, {relative}, block={block}, basis={basis}"
+    watch = Watch("eigenpairs", f"{identity}, overlook={overlook}", search.state, **control)
+    with watch:
+        saved = watch.restore()
+        if saved is not None:
+            search.load(saved)
+        while not search.finished and search.krylov.products < budget:
+            search.step(budget - search.krylov.products)
+            watch.tick(search.passed, k, search.krylov.products)
+    return _result(search, watch.interrupted)
+
+
+def _result(search: Search, interrupted: bool) -> EigenPairs:
+    """The best pairs of the decomposition as it is."""
+    krylov = search.krylov
+    ritz = search.ritz()
+    passed = bool((ritz.residuals <= ritz.tolerance).all()) and len(ritz.values) == search.k
+    status = Status.INTERRUPTED if interrupted else Status.BUDGET
+    if search.finished:
+        status = Status.CONVERGED if passed else Status.PRECISION
+    dtype, device = krylov.basis.dtype, krylov.basis.device
+    return EigenPairs(
+        values=ritz.values.to(device, dtype),
+        vectors=krylov.ritz_vectors(ritz.vectors),
+        residuals=ritz.residuals.to(device, dtype),
+        tolerance=ritz.tolerance.to(device, dtype),
+        converged=passed and search.finished,
+        missed=search.missed,
+        products=krylov.products,
+        status=status,
+    )
+
+
+def _capacity(where: str, A: LinearOperator, k: int, block: int, basis: int | None) -> int:
+    """Rows of the basis: what the user allows, or a default that fits in memory."""
+    n = A.shape[0]
+    least = k + 2 * block + 8
+    if basis is None:
+        bytes_each = n * torch.finfo(A.dtype).bits // 8
+        basis = max(least, min(max(2 * k + 32, k + 96), _MEMORY // bytes_each))
+    elif _checks.positive_int(where, "basis", basis) < min(least, n):
+        msg = f"{where}: basis must be at least k + 2·block + 8 = {least} vectors, got {basis}"
+        raise CurvescopeError(msg)
+    return min(basis, n)

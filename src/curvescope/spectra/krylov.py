@@ -1,0 +1,201 @@
+"""A Krylov decomposition that grows, shrinks and takes in new directions.
+
+    A V = V T + F G,        [V, F]ᵀ [V, F] = I
+
+``V: [n, m]`` is the basis, ``F: [n, p]`` holds the *pending* directions, which are known but not yet
+multiplied, and ``G: [p, m]`` couples them. A Ritz pair ``T y = θ y`` has the residual
+``‖A V y − θ V y‖ = ‖G y‖``, at no product. With one start vector this is Lanczos with full
+re-orthogonalisation, with a block of them band or block Lanczos (Ruhe 1979), and replacing ``V`` by
+``V Y`` for chosen Ritz vectors ``Y`` keeps the identity: that is thick restart (Wu and Simon 2000),
+the symmetric case of Krylov–Schur (Stewart 2001). A fresh random direction may become pending at
+any time, which is how a breakdown is survived and how repeated eigenvalues are found.
+
+Vectors are stored as rows, ``basis: [capacity, n]``; the projected matrix is float64. New
+directions are orthogonalised twice by blocked products (Gram–Schmidt, normalise, Gram–Schmidt) and
+given up where what remains is rounding, ``≤ 16 · eps · ‖T‖``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from curvescope.operators.base import LinearOperator
+from curvescope.spectra import probes
+from curvescope.spectra.control import require_finite
+
+_CHUNK = 1 << 16
+"""Columns of the basis that are rotated at a time, which bounds the memory of a restart."""
+
+
+class Krylov:
+    """The decomposition of one operator; memory ``capacity · n`` numbers."""
+
+    def __init__(self, A: LinearOperator, capacity: int) -> None:
+        n = A.shape[0]
+        self.operator, self.capacity = A, min(capacity, n)
+        self.basis = torch.empty(self.capacity, n, dtype=A.dtype, device=A.device)
+        self.matrix = torch.zeros(self.capacity, self.capacity, dtype=torch.float64)
+        self.scale = 0.0  # the largest coefficient seen: a lower bound of the norm
+        self.products = 0
+        # Multiplied and pending rows (m, p). A step sets this pair last, so that an interrupted
+        # step leaves the decomposition before it.
+        self.counts = (0, 0)
+
+    @property
+    def size(self) -> int:
+        """``m``."""
+        return self.counts[0]
+
+    @property
+    def pending(self) -> int:
+        """``p``."""
+        return self.counts[1]
+
+    @property
+    def used(self) -> int:
+        """Rows that are taken, ``m + p``."""
+        return sum(self.counts)
+
+    @property
+    def projected(self) -> Tensor:
+        """``T``, symmetric to the last bit."""
+        T = self.matrix[: self.size, : self.size]
+        return (T + T.T) / 2
+
+    @property
+    def coupling(self) -> Tensor:
+        """``G``."""
+        return self.matrix[self.size : self.used, : self.size]
+
+    # Growing ------------------------------------------------------------------------------------
+
+    def inject(self, count: int, generator: torch.Generator) -> int:
+        """Make up to ``count`` random directions pending; return how many there was room for."""
+        count = min(count, self.capacity - self.used)
+        rows = probes.draw(self.operator, count, kind="gaussian", generator=generator)
+        return self.start(rows) if count else 0
+
+    def start(self, rows: Tensor) -> int:
+        """Make given directions ``[b, n]`` pending; return how many were independent."""
+        noise = 16 * torch.finfo(rows.dtype).eps * float(torch.linalg.vector_norm(rows))
+        _, outside = self._append(rows, noise)
+        m, p = self.counts
+        self.counts = (m, p + outside.shape[0])
+        return outside.shape[0]
+
+    def extend(self, count: int) -> None:
+        """Multiply the first ``count`` pending directions: ``count`` products."""
+        (m, p), used = self.counts, self.used
+        count = min(count, p)
+        block = self.basis[m : m + count]
+        if count == 1:
+            image = (self.operator @ block[0])[None]
+        else:
+            image = (self.operator @ block.T.contiguous()).T
+        self.products += count
+        inside, outside = self._append(image, None)
+        self.matrix[:used, m : m + count] = inside
+        self.matrix[used : used + outside.shape[0], m : m + count] = outside
+        self.counts = (m + count, p - count + outside.shape[0])
+
+    def _append(self, rows: Tensor, noise: float | None) -> tuple[Tensor, Tensor]:
+        """Orthonormalise ``rows`` against all rows and write what is left of them behind these.
+
+        Returns the coefficients ``[used, b]`` in the old rows and ``[r, b]`` in the new ones, where
+        ``r ≤ b`` is the rank above ``noise`` (None: rounding of a product). Gram–Schmidt runs twice
+        with a normalisation between, since "twice is enough" holds for unit vectors. The host is
+        asked once, for all coefficients together.
+        """
+        used = self.used
+        old = self.basis[:used]
+        first = old @ rows.T
+        unit, factor = _orthonormal(rows - first.T @ old)
+        second = old @ unit.T
+        unit, correction = _orthonormal(unit - second.T @ old)
+        inside = first.double() + second.double() @ factor
+        coefficients = torch.cat([inside, correction @ factor]).cpu()
+        require_finite(f"{self.operator}", coefficients)
+        inside, outside = coefficients[:used], coefficients[used:]
+        if noise is None:
+            self.scale = max(self.scale, float(coefficients.abs().max()))
+            noise = 16 * torch.finfo(rows.dtype).eps * self.scale
+        room = self.capacity - used
+        if rows.shape[0] == 1:
+            rank = int(room > 0 and float(outside) > noise)
+            outside = outside[:rank]
+        else:  # turn to the left singular vectors of what is left: then the cutoff is a rank
+            u, s, vh = torch.linalg.svd(outside, full_matrices=False)
+            rank = min(int((s > noise).sum()), room)
+            unit, outside = u[:, :rank].T.to(unit) @ unit, s[:rank, None] * vh[:rank]
+        self.basis[used : used + rank] = unit[:rank]
+        self.matrix[used : used + rank] = 0
+        return inside, outside
+
+    # Turning and shrinking ------------------------------------------------------------------------
+
+    def promote(self, index: int) -> None:
+        """Put pending direction ``index`` first in line."""
+        a, b = self.size, self.size + index
+        if a != b:
+            self.basis[[a, b]] = self.basis[[b, a]]
+            self.matrix[[a, b]] = self.matrix[[b, a]]
+
+    def favour(self, ritz: Tensor) -> None:
+        """Turn the pending directions so that those which carry most residual of ``ritz`` lead.
+
+        The residuals of Ritz vectors ``Y`` are ``F G Y``: the leading left singular vectors of
+        ``G Y`` are where a product does most for them.
+        """
+        if self.pending < 2 or ritz.shape[1] == 0:
+            return
+        u = torch.linalg.svd(self.coupling @ ritz, full_matrices=True)[0]
+        rows = slice(self.size, self.used)
+        self.basis[rows] = u.T.to(self.basis) @ self.basis[rows]
+        self.matrix[rows, : self.size] = u.T @ self.matrix[rows, : self.size]
+
+    def ritz_vectors(self, ritz: Tensor) -> Tensor:
+        """``V Y`` as columns ``[n, k]``."""
+        return self.basis[: self.size].T @ ritz.to(self.basis)
+
+    def restart(self, values: Tensor, ritz: Tensor) -> None:
+        """Keep the Ritz pairs ``(values, ritz)`` and the pending directions; forget the rest."""
+        keep, m, p = len(values), self.size, self.pending
+        turn = ritz.T.to(self.basis)
+        for chunk in self.basis[: self.used].split(_CHUNK, dim=1):
+            chunk[:keep] = turn @ chunk[:m]
+            chunk[keep : keep + p] = chunk[m : m + p].clone()
+        coupling = self.coupling @ ritz
+        self.matrix.zero_()
+        self.matrix[:keep, :keep] = torch.diag(values)
+        self.matrix[keep : keep + p, :keep] = coupling
+        self.counts = (keep, p)
+
+    # Saving -----------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that ``load`` needs."""
+        counts = torch.tensor([*self.counts, self.products])
+        scale = torch.tensor(self.scale, dtype=torch.float64)
+        basis = self.basis[: self.used]
+        return {"basis": basis, "matrix": self.matrix, "counts": counts, "scale": scale}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Take up a saved state."""
+        m, p, self.products = (int(x) for x in state["counts"])
+        self.basis[: m + p] = state["basis"].to(self.basis)
+        self.matrix, self.scale = state["matrix"].clone(), float(state["scale"])
+        self.counts = (m, p)
+
+
+def _orthonormal(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """``rows = factorᵀ · unit`` with orthonormal ``unit: [b, n]`` and a float64 factor ``[b, b]``.
+
+    A row that vanishes gives a unit row of no meaning and a zero in the factor, never NaN.
+    """
+    if rows.shape[0] == 1:
+        length = torch.linalg.vector_norm(rows)
+        tiny = torch.finfo(rows.dtype).tiny
+        return rows / length.clamp(min=tiny), length.double()[None, None]
+    q, r = torch.linalg.qr(rows.T)
+    return q.T.contiguous(), r.double()

@@ -1,0 +1,235 @@
+"""The search for extreme eigenpairs, step by step, and the examination for missed copies.
+
+A Krylov space of one vector holds one direction of every eigenspace: copies of a repeated eigenvalue
+stay invisible, however long it grows. Therefore, once the ``k`` pairs have passed, a fresh random
+vector ``z``, orthogonal to everything known, grows a Krylov space of its own. A missed eigenvector
+``u`` whose eigenvalue is at or beyond ``x`` would show as a mass ``(uᵀz)²`` there in the spectral
+measure of ``z``. Copies of ``θ_1 … θ_{k−1}`` matter, one more of ``θ_k`` does not, so ``x`` is
+``θ_{k−1}`` less its tolerance, or ``θ_k`` plus its own where that is further out. No measure with the ``2s`` moments that ``s`` products reveal has more
+mass at a point ``x`` or any point further out, when ``x`` lies outside its Ritz values, than the
+Christoffel function (Chebyshev–Markov–Stieltjes; Akhiezer 1965, ch. 2)
+
+    C_s(x) = 1 / Σ_{j ≤ s} p_j(x)²        (p_j: the orthonormal polynomials of these moments)
+
+while ``z`` is uniform on a sphere of dimension ``N``, so that ``P[(uᵀz)² ≤ C] ≤ √(2 N C / π)``. The
+examination goes on until this probability, ``missed``, is at most ``overlook``, or until a Ritz value
+better than ``θ_k`` shows a missed pair, which then takes part in the search. For outliers it takes a few
+products; inside a dense bulk it gives up after a share of the search and reports what it knows.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from curvescope.spectra.krylov import Krylov
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which end of the spectrum, and what a residual is measured against."""
+
+    which: str
+    tol: float
+    relative: str
+
+    def order(self, values: Tensor) -> Tensor:
+        """Indices of ``values``, best first."""
+        return torch.argsort(self.goodness(values), descending=True, stable=True)
+
+    def tolerance(self, values: Tensor, norm: float, eps: float) -> Tensor:
+        """The largest residual with which each value passes."""
+        if self.relative == "norm":
+            return torch.full_like(values, self.tol * norm)
+        return self.tol * values.abs().clamp(min=eps ** (2 / 3) * norm)
+
+    @property
+    def sides(self) -> tuple[int, ...]:
+        """The wanted ends: 1 above, −1 below; an eigenvalue ``λ`` is as good as ``side · λ``."""
+        return {"largest": (1,), "smallest": (-1,), "magnitude": (1, -1)}[self.which]
+
+    def goodness(self, value: Tensor) -> Tensor:
+        """``λ``, ``−λ`` or ``|λ|``: larger is better."""
+        return value.abs() if len(self.sides) == 2 else self.sides[0] * value
+
+
+@dataclass(frozen=True)
+class Ritz:
+    """The best Ritz pairs: ``vectors`` are coefficients in the basis, ``[m, k]``.
+
+    ``residuals`` include the rounding of the decomposition, ``leading`` do not.
+    """
+
+    values: Tensor
+    vectors: Tensor
+    leading: Tensor
+    residuals: Tensor
+    tolerance: Tensor
+
+
+class Search:
+    """One search; :meth:`step` multiplies up to ``block`` columns, or one while examining."""
+
+    def __init__(
+        self,
+        krylov: Krylov,
+        k: int,
+        wanted: Wanted,
+        *,
+        block: int,
+        overlook: float,
+        generator: torch.Generator,
+    ) -> None:
+        self.krylov, self.k, self.wanted = krylov, k, wanted
+        self.block, self.overlook, self.generator = block, overlook, generator
+        self.finished = False
+        self.passed = 0  # pairs that passed at the last test
+        self.missed = 1.0
+        self._wait = 0  # products until the next test
+        self._origin = -1  # row of z while examining, else -1
+        self._dimension = 0  # of the sphere on which z is uniform
+        self._edges = (0.0, 0.0)  # how good an eigenvalue must be to count as missed: see _test
+        self._examined = overlook >= 1
+
+    def step(self, room: int) -> None:
+        """Take one step of at most ``room`` products."""
+        if self._origin >= 0:
+            self._examine()
+            return
+        krylov = self.krylov
+        if krylov.pending == 0 and krylov.inject(self.block, self.generator) == 0:
+            self.finished = True
+            return
+        if krylov.used + self.block > krylov.capacity < krylov.basis.shape[1]:
+            self._restart()
+        before = krylov.products
+        krylov.extend(min(self.block, room))
+        self._wait -= krylov.products - before
+        if krylov.size >= self.k and (self._wait <= 0 or krylov.pending == 0):
+            self._test()
+
+    def ritz(self, count: int | None = None) -> Ritz:
+        """The best ``count`` Ritz pairs (default ``k``), from the float64 projected problem."""
+        krylov = self.krylov
+        values, vectors = torch.linalg.eigh(krylov.projected)
+        norm = float(values.abs().max()) if len(values) else 0.0
+        best = self.wanted.order(values)[: self.k if count is None else count]
+        values, vectors = values[best], vectors[:, best]
+        eps = torch.finfo(krylov.basis.dtype).eps
+        leading = torch.linalg.vector_norm(krylov.coupling @ vectors, dim=0)
+        tolerance = self.wanted.tolerance(values, norm, eps)
+        return Ritz(values, vectors, leading, leading + 4 * eps * norm, tolerance)
+
+    def _test(self) -> None:
+        """Count the pairs that pass; go on searching, or start to examine."""
+        ritz = self.ritz()
+        # Rounding is not part of this test: more products would not lower it.
+        failing = ritz.leading > ritz.tolerance
+        self.passed = self.k - int(failing.sum())
+        good = self.wanted.goodness(ritz.values)
+        better, copies = good[-1] + ritz.tolerance[-1], (good - ritz.tolerance)[-2:][0]
+        self._edges = (float(better), float(torch.maximum(better, copies)))
+        if self.passed < self.k:
+            # A product adds one dimension, so that many failing pairs need about as many of them.
+            self._wait = max(1, (self.k - self.passed) // 2)
+            self.krylov.favour(ritz.vectors[:, failing])
+        elif self._examined:
+            self.finished = True
+        else:
+            self._begin_examination()
+
+    def _restart(self) -> None:
+        """Keep the wanted pairs and half of the room beside them."""
+        krylov = self.krylov
+        spare = max(0, (krylov.capacity - krylov.pending - self.k) // 2)
+        kept = self.ritz(min(self.k + spare, krylov.size))
+        krylov.restart(kept.values, kept.vectors)
+
+    # Copies ---------------------------------------------------------------------------------------
+
+    def _begin_examination(self) -> None:
+        krylov, n = self.krylov, self.krylov.basis.shape[1]
+        if krylov.used + 16 > krylov.capacity < n and krylov.size > self.k:
+            self._restart()
+        self._origin, self._dimension = krylov.size, n - krylov.used
+        if krylov.inject(1, self.generator) == 0:
+            # The whole space is known, or the basis has no room for an examination.
+            self.missed = 0.0 if krylov.used == n else 1.0
+            self._origin, self.finished = -1, True
+
+    def _examine(self) -> None:
+        """One product in the Krylov space of ``z``, whose next direction waits last in line."""
+        krylov, n = self.krylov, self.krylov.basis.shape[1]
+        waiting = krylov.pending
+        krylov.promote(waiting - 1)
+        krylov.extend(1)
+        rows = slice(self._origin, krylov.size)
+        T = krylov.projected[rows, rows]
+        nodes = torch.linalg.eigvalsh(T)
+        better, copies = self._edges
+        if any(float((side * nodes).max()) > better for side in self.wanted.sides):
+            self.missed, self._origin = 1.0, -1  # a missed pair shows: it joins the search
+            self._test()
+            return
+        exhausted = krylov.pending < waiting
+        last = 0.0 if exhausted else float(krylov.matrix[krylov.used - 1, krylov.size - 1])
+        mass = max(christoffel(T, last, side * copies) for side in self.wanted.sides)
+        self.missed = min(1.0, math.sqrt(2 * self._dimension * mass / math.pi))
+        full = krylov.used + 1 > krylov.capacity < n
+        steps = krylov.size - self._origin
+        if exhausted or full or self.missed <= self.overlook or steps >= self._patience():
+            self._examined, self._origin = True, -1
+            self._test()
+
+    def _patience(self) -> int:
+        """The most products of one examination: a share of the search before it."""
+        return max(16, self._origin // 2)
+
+    # Saving -----------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that :meth:`load` needs, the generator included."""
+        counts = [self.finished, self.passed, self._wait, self._origin, self._dimension]
+        return {
+            **self.krylov.state(),
+            "search": torch.tensor([*counts, self._examined], dtype=torch.int64),
+            "edge": torch.tensor([*self._edges, self.missed], dtype=torch.float64),
+            "generator": self.generator.get_state(),
+        }
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Take up a saved state."""
+        self.krylov.load(state)
+        counts = [int(x) for x in state["search"]]
+        self.finished, self._examined = bool(counts[0]), bool(counts[5])
+        self.passed, self._wait, self._origin, self._dimension = counts[1:5]
+        better, copies, self.missed = (float(x) for x in state["edge"])
+        self._edges = (better, copies)
+        self.generator.set_state(state["generator"])
+
+
+def christoffel(T: Tensor, last: float, x: float) -> float:
+    """``1 / Σ_j p_j(x)²`` for the orthonormal polynomials of a tridiagonal ``T: [s, s]``.
+
+    ``last`` is the off-diagonal entry that follows ``T``; with it the sum runs over degrees 0 to
+    ``s``, and a zero means that the measure is known: it has no mass outside the eigenvalues of
+    ``T``. From the recurrence ``β_j p_{j+1} = (x − α_j) p_j − β_{j−1} p_{j−1}``.
+
+    >>> T = torch.tensor([[0.0, 0.5], [0.5, 0.0]])      # Chebyshev: p_j(1) = j + 1
+    >>> round(1 / christoffel(T, 0.5, 1.0), 6)
+    14.0
+    """
+    alphas = torch.diagonal(T).tolist()
+    betas = [*torch.diagonal(T, -1).tolist(), last]
+    before, now, total = 0.0, 1.0, 1.0
+    for j, (alpha, beta) in enumerate(zip(alphas, betas, strict=True)):
+        if beta == 0:
+            return 0.0
+        before, now = now, ((x - alpha) * now - (betas[j - 1] * before if j else 0.0)) / beta
+        total += now * now
+        if total > 1e200:
+            return 0.0
+    return 1 / total

@@ -1,0 +1,1 @@
+"""Slow, obvious, dense float64 references; nothing here imports the library."""

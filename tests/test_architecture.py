@@ -1,0 +1,249 @@
+"""The rules of docs/architecture.md, read from that page and held against the code."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import curvescope
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "curvescope"
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+
+
+# Reading the page ---------------------------------------------------------------------
+
+
+def table(page: str, *header: str) -> dict[str, list[str]]:
+    """The rows of a Markdown table: code in the first cell -> the further cells."""
+    _, found, rest = page.partition(f"| {' | '.join(header)} |\n")
+    assert found, f"no table with the header {header}"
+    rows = {}
+    for line in rest.splitlines()[1:]:
+        if not line.startswith("|"):
+            break
+        name, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        rows[name.strip("`")] = cells
+    return rows
+
+
+def codes(cell: str) -> set[str]:
+    return set(re.findall(r"`([\w.-]+)`", cell))
+
+
+MAY_IMPORT = {
+    folder: codes(cells[0]) for folder, cells in table(PAGE, "folder", "may import").items()
+}
+DEPENDENCIES = {
+    name: codes(cells[0])
+    for name, cells in table(PAGE, "dependency", "imported in", "reason").items()
+}
+
+
+# Reading the code ---------------------------------------------------------------------
+
+
+def imports(source: str) -> Iterator[str]:
+    """Every module that a file imports, wherever the statement stands; `from a import b` is a.b."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (
+                f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names
+            )
+
+
+def below(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith(f"{prefix}.")
+
+
+def breaches(folder: str, source: str) -> list[str]:
+    """The imports of a file in ``folder`` that the page does not allow."""
+    found = []
+    for name in imports(source):
+        top, _, inside = name.partition(".")
+        if name.startswith(".") or name == "curvescope":
+            found.append(name)
+        elif top == "curvescope":
+            allowed: Iterable[str] = {folder, *MAY_IMPORT[folder]}
+            if not any(below(inside, prefix) for prefix in allowed):
+                found.append(name)
+        elif top in DEPENDENCIES:
+            if DEPENDENCIES[top] and folder not in DEPENDENCIES[top]:
+                found.append(name)
+        # typing_extensions comes with torch and serves annotations on older Pythons.
+        elif top not in sys.stdlib_module_names and top != "typing_extensions":
+            found.append(name)
+    return found
+
+
+def folder_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(PACKAGE)) for path in FILES])
+def test_imports_go_one_way(path: Path) -> None:
+    if path == PACKAGE / "__init__.py":
+        pytest.skip("the root gathers public names from everywhere")
+    assert breaches(folder_of(path), path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "line"),
+    [
+        ("problem", "from curvescope.operators.base import LinearOperator"),
+        ("problem", "from curvescope import linearisation"),
+        ("linearisation", "import curvescope.operators"),
+        ("operators", "def f():\n    from curvescope.spectra.eigenpairs import eigenpairs"),
+        ("spectra", "from curvescope.operators.algebra import add"),
+        ("spectra", "from curvescope.operators import basement"),
+        ("spectra", "if TYPE_CHECKING:\n    from curvescope.problem import Problem"),
+        ("experiments", "import curvescope as cs"),
+        ("experiments", "from curvescope.cli import main"),
+        ("data", "from .embedded import load_embedded"),
+        ("spectra", "from matplotlib import pyplot"),
+        ("experiments", "import rich.console"),
+        ("operators", "import typer"),
+        ("operators", "import curvlinops"),
+    ],
+)
+def test_a_wrong_import_is_found(folder: str, line: str) -> None:
+    assert len(breaches(folder, line)) == 1
+
+
+@pytest.mark.parametrize(
+    ("folder", "line"),
+    [
+        ("operators", "from curvescope.problem import Problem"),
+        ("spectra", "from curvescope.operators.base import LinearOperator"),
+        ("spectra", "from curvescope.spectra.probes import draw"),
+        ("cli", "from rich.table import Table"),
+        ("problem", "import torch.nn.functional as F"),
+        ("problem", "from collections.abc import Callable"),
+    ],
+)
+def test_a_right_import_is_accepted(folder: str, line: str) -> None:
+    assert breaches(folder, line) == []
+
+
+# The page and the project -------------------------------------------------------------
+
+
+def test_the_rules_have_no_cycle() -> None:
+    order: list[str] = []
+    for folder, allowed in MAY_IMPORT.items():
+        above = {name.partition(".")[0] for name in allowed} - set(order)
+        assert above == set(), f"{folder} may import {above}, which come later in the table"
+        order.append(folder)
+
+
+def test_every_folder_is_on_the_page() -> None:
+    described = table(PAGE, "folder", "what it holds")
+    present = {folder_of(path) for path in FILES} - {"__init__"}
+    assert present <= set(described)
+    assert set(described) == set(MAY_IMPORT)
+    planned = {folder for folder, cells in described.items() if "*planned*" in cells[0]}
+    assert planned == set(described) - present
+
+
+def test_every_dependency_has_its_reason_and_its_use() -> None:
+    required = {
+        re.split(r"[^\w.-]", line, maxsplit=1)[0]
+        for line in metadata.requires("curvescope") or []
+        if "extra ==" not in line
+    }
+    used = {name.partition(".")[0] for path in FILES for name in imports(path.read_text("utf-8"))}
+    assert required == set(DEPENDENCIES)
+    assert required <= used
+
+
+# Importing ----------------------------------------------------------------------------
+
+SIDE_EFFECTS = """
+import sys, warnings, logging
+import torch
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked!r}:
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Block())
+
+def state():
+    return (
+        torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads(),
+        torch.get_num_interop_threads(), torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(), torch.random.get_rng_state().tolist(),
+        list(warnings.filters), list(logging.root.handlers),
+    )
+
+before = state()
+{statement}
+assert state() == before, "importing changed global state"
+"""
+
+
+def run_import(statement: str) -> subprocess.CompletedProcess[str]:
+    blocked = {"backpack", "curvlinops", "hypothesis", "matplotlib", "mypy", "nngeometry"}
+    blocked |= {"pyhessian", "pytest", "rich", "torchvision", "typer"}
+    script = SIDE_EFFECTS.format(blocked=blocked, statement=statement)
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+
+
+def test_importing_needs_the_core_alone_and_leaves_no_trace() -> None:
+    finished = run_import("import curvescope")
+    assert finished.returncode == 0, finished.stderr
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["import curvlinops", "import rich", "torch.set_num_threads(3)", "torch.manual_seed(5)"],
+)
+def test_a_wrong_dependency_or_a_trace_is_found(statement: str) -> None:
+    assert run_import(statement).returncode != 0
+
+
+# Public names -------------------------------------------------------------------------
+
+
+def undocumented(names: Iterable[str], documented: set[str], namespace: object) -> list[str]:
+    return [
+        name
+        for name in names
+        if not (getattr(namespace, name).__doc__ or "").strip() or name not in documented
+    ]
+
+
+def reference_names() -> set[str]:
+    page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    return set(re.findall(r"^::: curvescope\.(\w+)$", page, flags=re.MULTILINE))
+
+
+def test_every_public_name_is_documented() -> None:
+    assert undocumented(curvescope.__all__, reference_names(), curvescope) == []
+    assert reference_names() == set(curvescope.__all__)
+
+
+def test_an_undocumented_name_is_found() -> None:
+    class Namespace:
+        @staticmethod
+        def bare() -> None: ...
+
+        @staticmethod
+        def missing() -> None:
+            """Has a docstring, but no place on the page."""
+
+    assert undocumented(["bare", "missing"], {"bare"}, Namespace) == ["bare", "missing"]

@@ -1,0 +1,39 @@
+"""The Python examples of the README and of the documentation run as they stand."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def examples(text: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+
+
+PAGES_WITH_EXAMPLES = [page for page in PAGES if examples(page.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.parametrize(
+    "page", PAGES_WITH_EXAMPLES, ids=[str(page.relative_to(ROOT)) for page in PAGES_WITH_EXAMPLES]
+)
+def test_examples_run(page: Path) -> None:
+    """The examples of one page run in order and may use each other's names."""
+    text = page.read_text(encoding="utf-8")
+    namespace: dict[str, object] = {"__name__": "__example__"}
+    for example in examples(text):
+        # Lines keep their numbers on the page, so that a traceback points there.
+        offset = text[: text.index(example)].count("\n")
+        exec(compile("\n" * offset + example, str(page), "exec"), namespace)
+
+
+def test_the_readme_has_an_example() -> None:
+    assert ROOT / "README.md" in PAGES_WITH_EXAMPLES
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_links_between_files_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []
