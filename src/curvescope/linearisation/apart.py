@@ -171,6 +171,26 @@ def group_norm_backward(
     return gx, gw, (_sum(g, over) if mask[2] else None)
 
 
+# Weight norm --------------------------------------------------------------------------------------
+
+
+def _all_but(t: Tensor, dim: int) -> list[int]:
+    return [d for d in range(t.ndim) if d != dim % t.ndim]
+
+
+def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
+    norm = (v * v).sum(_all_but(v, dim), keepdim=True).sqrt()
+    return v * (g / norm), norm
+
+
+def weight_norm_backward(
+    grad: Tensor, v: Tensor, g: Tensor, norm: Tensor, dim: int
+) -> tuple[Tensor, Tensor]:
+    # torch 2.13's own second derivative of this operation is wrong (it is not even symmetric).
+    along = (grad * v).sum(_all_but(v, dim), keepdim=True) / norm
+    return (g / norm) * (grad - v * (along / norm)), along
+
+
 # Softmax, backwards -----------------------------------------------------------------------------------
 
 
@@ -192,6 +212,8 @@ APART: dict[Any, Callable[..., Any]] = {
     aten.cudnn_batch_norm_backward.default: cudnn_batch_norm_backward,
     aten.native_group_norm.default: group_norm,
     aten.native_group_norm_backward.default: group_norm_backward,
+    aten._weight_norm_interface.default: weight_norm,
+    aten._weight_norm_interface_backward.default: weight_norm_backward,
     aten._softmax_backward_data.default: softmax_backward,
     aten._log_softmax_backward_data.default: log_softmax_backward,
 }

@@ -14,7 +14,8 @@ from curvescope._checks import CurvescopeError, ModelError
 from curvescope.problem.batches import Batch
 from curvescope.problem.problem import Problem
 
-_SIGNS = ("not implemented", "once_differentiable", "does not require grad", "not support")
+_SIGNS = ("not implemented", "once_differentiable", "does not require grad", "not support",
+          "not have been used in the graph")  # fmt: skip
 
 
 @contextmanager
@@ -73,9 +74,10 @@ def _fails(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
             return False
         u = [torch.ones_like(o).requires_grad_() for o in outs]
         first = torch.autograd.grad(outs, variables, u, create_graph=True, allow_unused=True)
-        some = [g for g in first if g is not None and g.requires_grad]
-        if some:
-            torch.autograd.grad(some, [*variables, *u], some, allow_unused=True)
+        some = [g for g in first if g is not None]
+        # The first derivative is linear in u, so it must depend on it.
+        torch.autograd.grad(some, u, [torch.ones_like(g) for g in some], retain_graph=True)
+        torch.autograd.grad(some, variables, some, allow_unused=True)
     except (RuntimeError, NotImplementedError):
         return True
     return False

@@ -84,7 +84,8 @@ class Mix:
             total = part if total is None else total + part
         return torch.zeros_like(t) if total is None else total
 
-    @property
-    def psd(self) -> bool:
-        """Whether the matrix is positive semi-definite by its form (convex losses)."""
-        return self.residual == 0.0 and all(c >= 0 for _, c in self.outputs)
+    def psd(self, *, convex: bool) -> bool:
+        """Whether the matrix is positive semi-definite by its form; ``convex`` speaks of the loss."""
+        return self.residual == 0.0 and all(
+            c >= 0 and (convex or not isinstance(matrix, LossHessian)) for matrix, c in self.outputs
+        )

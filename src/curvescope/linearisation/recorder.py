@@ -100,6 +100,8 @@ class Recorder(TorchDispatchMode):
         if not isinstance(tensor, Tensor):
             return False
         known = self._slots.get(id(tensor))
+        if self.forward_slots is not None and not self._second_order:
+            return known is not None and known[0] >= self.forward_slots
         if known is None:
             if tensor.requires_grad:
                 msg = "a tensor that requires grad was made outside the recorded operations"
@@ -109,8 +111,6 @@ class Recorder(TorchDispatchMode):
             return True
         if self.forward_slots is None:
             return self._nested or tensor.requires_grad
-        if not self._second_order:
-            return False
         # A result that autograd does not differentiate (the mean of a layer norm) is saved without
         # requires_grad, but the backward pass depends on the parameters through it.
         hidden = not self._origins[known[0]].requires_grad

@@ -120,7 +120,7 @@ def _by_vmap(single: Callable[..., Outputs]) -> Callable[..., Outputs]:
             for i, t in zip(present, some, strict=True):
                 full[i] = t
             out = single(*full)
-            outs = out if isinstance(out, tuple) else (out,)
+            outs = tuple(out) if isinstance(out, tuple | list) else (out,)
             empty[:] = [i for i, o in enumerate(outs) if o is None]
             return tuple(o for o in outs if o is not None)
 
@@ -179,7 +179,7 @@ def _pointwise(call: Call) -> LinearStep:
     ndim = call.out.ndim
     factors: dict[int, Tensor] = {}
     for i in call.active:
-        x = call.leaves[i].detach()
+        x = call.leaves[i].detach().contiguous()  # forward mode refuses expanded memory
         try:
             _, D = torch.func.jvp(lambda x, i=i: call.run({i: x}), (x,), (torch.ones_like(x),))
         except NotImplementedError as error:
@@ -209,7 +209,7 @@ def _linear_in_first(call: Call, block: Callable[..., Outputs] | None = None) ->
 
 
 rule(
-    aten.gather.default, aten.index_select.default, aten.index.Tensor, aten.embedding.default,
+    aten.gather.default, aten.index_select.default, aten.index.Tensor,
     aten.embedding_dense_backward.default, aten.avg_pool2d.default, aten.avg_pool2d_backward.default,
     aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool2d_backward.default,
     aten.slice_backward.default, aten.select_backward.default, aten.constant_pad_nd.default,
@@ -219,6 +219,20 @@ rule(
     aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int,
     aten.upsample_nearest2d.default, aten.upsample_bilinear2d.default,
 )(_linear_in_first)  # fmt: skip
+
+
+@rule(aten.embedding.default)
+def _embedding(call: Call) -> LinearStep:
+    """A table look-up; the row of a padding index is a constant for autograd, so for us."""
+    step = _linear_in_first(call)
+    padding = call.leaves[2] if len(call.leaves) > 2 else -1
+    if padding < 0:
+        return step
+    counts = (call.leaves[1] != padding).unsqueeze(-1)
+    return _step(
+        lambda t, *_: step.single(t) * counts,
+        lambda t, *_: torch.vmap(step.single)(t) * counts,
+    )
 
 
 # Views and reductions, whose block form only shifts dimensions by one -----------------------------

@@ -113,6 +113,9 @@ class Sweep:
             self.release()
             total, count = self._pass(mix, space, rows, keep, columns)
         self._products += 1
+        if count == 0:
+            msg = "Problem(data): no target counts (all are ignored)"
+            raise CurvescopeError(msg)
         return total.div_(count).T
 
     def _pass(

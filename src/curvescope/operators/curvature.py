@@ -44,8 +44,9 @@ class Curvature(LinearOperator):
         self.problem, self.space = problem, space or problem.params
         self._mix, self._keep, self._columns = mix, keep, columns
         n = self.space.size
+        psd = mix.psd(convex=problem.loss.convex)
         super().__init__(
-            (n, n), dtype=problem.dtype, device=problem.device, symmetric=True, psd=mix.psd
+            (n, n), dtype=problem.dtype, device=problem.device, symmetric=True, psd=psd
         )
 
     def _matmat(self, X: Tensor) -> Tensor:

@@ -78,6 +78,8 @@ class Identity(LinearOperator):
 class LowRank(LinearOperator):
     """``U diag(s) Wᵀ`` from ``U: [m, r]``, ``s: [r]`` and ``W: [n, r]`` (default ``W = U``).
 
+    The factors can be large and are not copied: do not write to them afterwards.
+
     >>> LowRank(torch.tensor([[1.0], [1.0]]), torch.tensor([2.0])).dense()
     tensor([[2., 2.],
             [2., 2.]])

@@ -57,6 +57,7 @@ class Loss(ABC):
     """A loss function that averages over samples."""
 
     name: str
+    convex = True  # in the output, so that the Gauss–Newton matrix is positive semi-definite
 
     @abstractmethod
     def at(self, output: Tensor, target: Any) -> LossAt:
@@ -290,6 +291,8 @@ class MeanSquareAt(_BySample):
 
 class UserLoss(Loss):
     """A callable of ``(output, target)`` that averages over the samples of a batch."""
+
+    convex = False  # not known to be
 
     def __init__(self, function: Callable[..., Tensor]) -> None:
         self._function = function

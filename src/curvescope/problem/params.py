@@ -129,14 +129,14 @@ class ParamSpace:
             msg = f"ParamSpace.unflatten: needs [{self.size}] or [{self.size}, k], got {list(vector.shape)}"
             raise CurvescopeError(msg)
         return {
-            name: vector[self._slices[name]].reshape(*shape, *vector.shape[1:])
+            name: vector[self._slices[name]].reshape((*shape, *vector.shape[1:]))
             for name, shape in self._shapes.items()
         }
 
     def columns(self, rows: Tensor) -> dict[str, Tensor]:
         """``rows: [k, size]`` to ``{name: [k, *shape]}``: the columns-first form of the engine."""
         return {
-            name: rows[:, self._slices[name]].reshape(rows.shape[0], *shape)
+            name: rows[:, self._slices[name]].reshape((rows.shape[0], *shape))
             for name, shape in self._shapes.items()
         }
 

@@ -41,7 +41,8 @@ class Problem:
             samples of a batch do not see each other.
 
     The problem describes the weights that the model has now: products after the weights have
-    changed are refused, because an operator is one fixed matrix.
+    changed are refused, because an operator is one fixed matrix. (Writing through ``.data`` hides a
+    change from autograd and from this check alike.)
 
     >>> model = nn.Linear(2, 1, bias=False).double()
     >>> with torch.no_grad():
@@ -128,8 +129,8 @@ class Problem:
             name: p.detach() for name, p in self.model.named_parameters() if name not in variables
         }
         state.update(variables)
-        if self.mode == "train":  # the running statistics may move, but not the model's
-            state.update({name: b.clone() for name, b in self.model.named_buffers()})
+        # A forward may write to its buffers (running statistics), but not to the model's.
+        state.update({name: b.clone() for name, b in self.model.named_buffers()})
         args, kwargs = _arguments(self.model, batch.inputs)
         try:
             result = torch.func.functional_call(self.model, state, args, kwargs)
@@ -284,14 +285,12 @@ def _arguments(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str
 
 
 def _tensor_of(result: Any) -> Tensor:
-    """The output itself, its ``logits``, or the first entry of a tuple."""
+    """The output itself, or its ``logits``."""
     if isinstance(result, Tensor):
         return result
     logits = result.get("logits") if isinstance(result, Mapping) else getattr(result, "logits", None)
     if isinstance(logits, Tensor):
         return logits
-    if isinstance(result, tuple | list) and result and isinstance(result[0], Tensor):
-        return result[0]
     msg = f"Problem(model): the output must be a tensor or have .logits, got {type(result).__name__}"
     raise ModelError(msg)
 

@@ -107,8 +107,8 @@ class Watch:
         unknown = set(control) - set(Control.__annotations__)
         if unknown:
             msg = (
-                f"{task}: unknown keyword {sorted(unknown)[0]!r}; besides its own settings it takes "
-                f"{', '.join(Control.__annotations__)}"
+                f"{task}: unknown keyword {sorted(unknown)[0]!r}; besides its own settings it "
+                f"takes {', '.join(Control.__annotations__)}"
             )
             raise CurvescopeError(msg)
         on_interrupt = str(control.get("on_interrupt", "raise"))
@@ -215,7 +215,7 @@ def require_finite(where: str, *numbers: Tensor) -> None:
     """Refuse an operator whose products are not finite: everything after would be NaN."""
     if not all(bool(torch.isfinite(x).all()) for x in numbers):
         msg = (
-            f"{where}: the operator returned NaN or infinite numbers; check the model's weights and "
-            "the data"
+            f"{where}: the operator returned NaN or infinite numbers; check the model's weights "
+            "and the data"
         )
         raise CurvescopeError(msg)

@@ -1,8 +1,8 @@
 """Extreme eigenpairs to a stated residual, with as few products as possible.
 
 The search is a Krylov decomposition (:mod:`curvescope.spectra.krylov`) that grows by ``block``
-products a step, stops at the first step at which all ``k`` residuals pass, and restarts thickly when
-the basis is full. Stopping early and restarting late is what saves products.
+products a step, stops at the first step at which all ``k`` residuals pass, and restarts thickly
+when the basis is full. Stopping early and restarting late is what saves products.
 
 Repeated eigenvalues, which a Krylov space of one vector cannot see, are looked for afterwards and
 with a bound on the probability of overlooking one: see :mod:`curvescope.spectra.search`.
@@ -62,7 +62,7 @@ def eigenpairs(
     relative: str = "norm",
     block: int = 1,
     basis: int | None = None,
-    overlook: float = 0.01,
+    overlook: float = 0.02,
     max_products: int | None = None,
     **control: Unpack[Control],
 ) -> EigenPairs:
@@ -71,12 +71,13 @@ def eigenpairs(
     A pair passes when ``‖A v − θ v‖ ≤ tol · ‖A‖`` (``relative="norm"``; ``‖A‖`` is the largest Ritz
     value in magnitude, a lower bound) or ``≤ tol · max(|θ|, eps^⅔ ‖A‖)`` (``"value"``, the rule of
     ARPACK and ``eigsh``). The residual is that of the Krylov decomposition plus its rounding,
-    ``4 · eps · ‖A‖``. Repeated and clustered eigenvalues come with their multiplicity, up to the
+    ``16 · eps · ‖A‖``. Repeated and clustered eigenvalues come with their multiplicity, up to the
     probability ``overlook`` (1 skips the search for copies; see the module).
 
     Cost: products as counted, ``O(n · basis)`` numbers of memory (``basis`` vectors, default
-    ``max(2k + 32, k + 96)`` or what fits in 4 GiB, at least ``k + 2·block + 8``). ``block`` columns
-    are multiplied at a time: 1 needs the fewest products, more pay where a block is cheap per column.
+    ``max(3k + 64, k + 128)`` or what fits in 4 GiB, at least ``k + 2·block + 8``). ``block``
+    columns are multiplied at a time: 1 needs the fewest products, more pay where blocks are cheap.
+    The host looks at the projected matrix once a step: stopping in time saves more than it costs.
 
     Args:
         A: Any symmetric operator.
@@ -155,7 +156,7 @@ def _capacity(where: str, A: LinearOperator, k: int, block: int, basis: int | No
     least = k + 2 * block + 8
     if basis is None:
         bytes_each = n * torch.finfo(A.dtype).bits // 8
-        basis = max(least, min(max(2 * k + 32, k + 96), _MEMORY // bytes_each))
+        basis = max(least, min(max(3 * k + 64, k + 128), _MEMORY // bytes_each))
     elif _checks.positive_int(where, "basis", basis) < min(least, n):
         msg = f"{where}: basis must be at least k + 2·block + 8 = {least} vectors, got {basis}"
         raise CurvescopeError(msg)

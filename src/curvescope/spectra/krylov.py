@@ -2,8 +2,8 @@
 
     A V = V T + F G,        [V, F]ᵀ [V, F] = I
 
-``V: [n, m]`` is the basis, ``F: [n, p]`` holds the *pending* directions, which are known but not yet
-multiplied, and ``G: [p, m]`` couples them. A Ritz pair ``T y = θ y`` has the residual
+``V: [n, m]`` is the basis, ``F: [n, p]`` holds the *pending* directions, which are known but not
+yet multiplied, and ``G: [p, m]`` couples them. A Ritz pair ``T y = θ y`` has the residual
 ``‖A V y − θ V y‖ = ‖G y‖``, at no product. With one start vector this is Lanczos with full
 re-orthogonalisation, with a block of them band or block Lanczos (Ruhe 1979), and replacing ``V`` by
 ``V Y`` for chosen Ritz vectors ``Y`` keeps the identity: that is thick restart (Wu and Simon 2000),
@@ -23,9 +23,10 @@ from torch import Tensor
 from curvescope.operators.base import LinearOperator
 from curvescope.spectra import probes
 from curvescope.spectra.control import require_finite
+from curvescope.spectra.rows import inner, multiply
 
-_CHUNK = 1 << 16
-"""Columns of the basis that are rotated at a time, which bounds the memory of a restart."""
+_SLAB = 1 << 16
+"""Columns of the basis that are turned at a time, which bounds the memory of a restart."""
 
 
 class Krylov:
@@ -89,10 +90,7 @@ class Krylov:
         (m, p), used = self.counts, self.used
         count = min(count, p)
         block = self.basis[m : m + count]
-        if count == 1:
-            image = (self.operator @ block[0])[None]
-        else:
-            image = (self.operator @ block.T.contiguous()).T
+        image = multiply(self.operator, block)
         self.products += count
         inside, outside = self._append(image, None)
         self.matrix[:used, m : m + count] = inside
@@ -109,11 +107,11 @@ class Krylov:
         """
         used = self.used
         old = self.basis[:used]
-        first = old @ rows.T
-        unit, factor = _orthonormal(rows - first.T @ old)
-        second = old @ unit.T
-        unit, correction = _orthonormal(unit - second.T @ old)
-        inside = first.double() + second.double() @ factor
+        first = inner(old, rows)
+        unit, factor = _orthonormal(rows - first.T.to(rows) @ old)
+        second = inner(old, unit)
+        unit, correction = _orthonormal(unit - second.T.to(rows) @ old)
+        inside = first + second @ factor
         coefficients = torch.cat([inside, correction @ factor]).cpu()
         require_finite(f"{self.operator}", coefficients)
         inside, outside = coefficients[:used], coefficients[used:]
@@ -132,7 +130,7 @@ class Krylov:
         self.matrix[used : used + rank] = 0
         return inside, outside
 
-    # Turning and shrinking ------------------------------------------------------------------------
+    # Turning and shrinking --------------------------------------------------------------------------
 
     def promote(self, index: int) -> None:
         """Put pending direction ``index`` first in line."""
@@ -162,7 +160,7 @@ class Krylov:
         """Keep the Ritz pairs ``(values, ritz)`` and the pending directions; forget the rest."""
         keep, m, p = len(values), self.size, self.pending
         turn = ritz.T.to(self.basis)
-        for chunk in self.basis[: self.used].split(_CHUNK, dim=1):
+        for chunk in self.basis[: self.used].split(_SLAB, dim=1):
             chunk[:keep] = turn @ chunk[:m]
             chunk[keep : keep + p] = chunk[m : m + p].clone()
         coupling = self.coupling @ ritz
@@ -171,7 +169,7 @@ class Krylov:
         self.matrix[keep : keep + p, :keep] = coupling
         self.counts = (keep, p)
 
-    # Saving -----------------------------------------------------------------------------------------
+    # Saving ---------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Tensor]:
         """Everything that ``load`` needs."""
@@ -191,11 +189,21 @@ class Krylov:
 def _orthonormal(rows: Tensor) -> tuple[Tensor, Tensor]:
     """``rows = factorᵀ · unit`` with orthonormal ``unit: [b, n]`` and a float64 factor ``[b, b]``.
 
-    A row that vanishes gives a unit row of no meaning and a zero in the factor, never NaN.
+    Gram–Schmidt row by row, twice each: LAPACK's QR sums in the rows' own precision. A row of
+    zeros stays one, with a zero in the factor, so nothing becomes NaN.
     """
-    if rows.shape[0] == 1:
-        length = torch.linalg.vector_norm(rows)
-        tiny = torch.finfo(rows.dtype).tiny
-        return rows / length.clamp(min=tiny), length.double()[None, None]
-    q, r = torch.linalg.qr(rows.T)
-    return q.T.contiguous(), r.double()
+    count = rows.shape[0]
+    unit = torch.empty_like(rows)
+    factor = torch.zeros(count, count, dtype=torch.float64, device=rows.device)
+    for i in range(count):
+        row, length = rows[i : i + 1], torch.ones(1, 1, dtype=torch.float64, device=rows.device)
+        for _ in range(2 if i else 1):
+            if i:
+                overlap = inner(unit[:i], row)
+                row = row - overlap.T.to(row) @ unit[:i]
+                factor[:i, i : i + 1] += overlap * length
+            norm = inner(row, row).sqrt()
+            row = row / norm.clamp(min=torch.finfo(rows.dtype).tiny).to(row)
+            length = length * norm
+        unit[i], factor[i, i] = row[0], length[0, 0]
+    return unit, factor

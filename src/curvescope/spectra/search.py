@@ -1,20 +1,23 @@
 """The search for extreme eigenpairs, step by step, and the examination for missed copies.
 
-A Krylov space of one vector holds one direction of every eigenspace: copies of a repeated eigenvalue
-stay invisible, however long it grows. Therefore, once the ``k`` pairs have passed, a fresh random
-vector ``z``, orthogonal to everything known, grows a Krylov space of its own. A missed eigenvector
-``u`` whose eigenvalue is at or beyond ``x`` would show as a mass ``(uᵀz)²`` there in the spectral
-measure of ``z``. Copies of ``θ_1 … θ_{k−1}`` matter, one more of ``θ_k`` does not, so ``x`` is
-``θ_{k−1}`` less its tolerance, or ``θ_k`` plus its own where that is further out. No measure with the ``2s`` moments that ``s`` products reveal has more
-mass at a point ``x`` or any point further out, when ``x`` lies outside its Ritz values, than the
-Christoffel function (Chebyshev–Markov–Stieltjes; Akhiezer 1965, ch. 2)
+A Krylov space of one vector holds one direction of every eigenspace: copies of a repeated
+eigenvalue stay invisible, however long it grows. Therefore, once the ``k`` pairs have passed, a
+fresh random vector ``z``, orthogonal to everything known, grows a Krylov space of its own. A missed
+eigenvector ``u`` whose eigenvalue is at or beyond ``x`` would show as a mass ``(uᵀz)²`` there in
+the spectral measure of ``z``. (Copies of ``θ_1 … θ_{k−1}`` matter, one more of ``θ_k`` does not:
+``x`` is ``θ_{k−1}`` less its tolerance, or ``θ_k`` plus its own where that is further out.) No
+measure with the ``2s`` moments that ``s`` products reveal has more mass at ``x`` or at any point
+further out, when ``x`` lies outside its Ritz values, than the Christoffel function
+(Chebyshev–Markov–Stieltjes; Akhiezer 1965, ch. 2)
 
     C_s(x) = 1 / Σ_{j ≤ s} p_j(x)²        (p_j: the orthonormal polynomials of these moments)
 
-while ``z`` is uniform on a sphere of dimension ``N``, so that ``P[(uᵀz)² ≤ C] ≤ √(2 N C / π)``. The
-examination goes on until this probability, ``missed``, is at most ``overlook``, or until a Ritz value
-better than ``θ_k`` shows a missed pair, which then takes part in the search. For outliers it takes a few
-products; inside a dense bulk it gives up after a share of the search and reports what it knows.
+while ``z`` is uniform on a sphere of dimension ``N``, so that ``P[(uᵀz)² ≤ C] ≤ √(2 N C / π)``.
+The examination goes on until this probability, ``missed``, is at most ``overlook``, or until a Ritz
+value better than ``θ_k`` shows a missed pair, which then takes part in the search. For outliers it
+takes a few products; inside a dense bulk it gives up after a share of the search and reports what
+it knows. The bound is rigorous for exact copies, whose missed part is orthogonal to everything
+known; close eigenvalues differ from copies by less than the residual tolerance.
 """
 
 from __future__ import annotations
@@ -121,7 +124,7 @@ class Search:
         eps = torch.finfo(krylov.basis.dtype).eps
         leading = torch.linalg.vector_norm(krylov.coupling @ vectors, dim=0)
         tolerance = self.wanted.tolerance(values, norm, eps)
-        return Ritz(values, vectors, leading, leading + 4 * eps * norm, tolerance)
+        return Ritz(values, vectors, leading, leading + 16 * eps * norm, tolerance)
 
     def _test(self) -> None:
         """Count the pairs that pass; go on searching, or start to examine."""
@@ -188,7 +191,7 @@ class Search:
         """The most products of one examination: a share of the search before it."""
         return max(16, self._origin // 2)
 
-    # Saving -----------------------------------------------------------------------------------------
+    # Saving ---------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Tensor]:
         """Everything that :meth:`load` needs, the generator included."""

@@ -1,0 +1,139 @@
+"""The Lanczos recurrence for several start vectors side by side, one block product a step.
+
+The recurrences are independent: their tridiagonal matrices are those of separate runs. Only the
+product is shared, because a block of columns costs one pass over the data.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from curvescope._checks import CurvescopeError
+from curvescope.operators.base import LinearOperator
+from curvescope.spectra.control import Watch, require_finite
+from curvescope.spectra.rows import inner, lengths, multiply
+
+
+class Recurrence:
+    """``p`` recurrences of up to ``steps`` steps from ``rows: [p, n]``.
+
+    With ``outside: [n, c]`` (orthonormal columns) the operator is ``P A P``, ``P`` the projection
+    on what is orthogonal to them. Memory: ``p · (steps + 1) · n`` numbers with
+    re-orthogonalisation, ``3 · p · n`` without.
+    """
+
+    def __init__(
+        self,
+        A: LinearOperator,
+        rows: Tensor,
+        steps: int,
+        *,
+        reorthogonalise: bool,
+        outside: Tensor | None = None,
+    ) -> None:
+        (p, n), device = rows.shape, A.device
+        # In exact arithmetic a recurrence ends after n steps; without re-orthogonalisation it
+        # goes on and repeats itself (ghosts), so only the basis bounds the steps.
+        self.steps = min(steps, n) if reorthogonalise else steps
+        self.operator, self.outside = A, outside
+        rows = self._project(rows)
+        norms = lengths(rows)[:, None].clamp(min=torch.finfo(rows.dtype).tiny)
+        self._now = rows / norms.to(rows)
+        self._before = torch.zeros_like(self._now)
+        self._alphas = torch.zeros(self.steps, p, dtype=torch.float64, device=device)
+        self._betas = torch.zeros_like(self._alphas)
+        self._scale = torch.zeros(p, dtype=torch.float64, device=device)
+        self.basis: Tensor | None = None
+        if reorthogonalise:
+            self.basis = torch.empty(p, self.steps + 1, n, dtype=A.dtype, device=device)
+            self.basis[:, 0] = self._now
+        self.done = self.products = 0
+
+    def run(self, watch: Watch) -> bool:
+        """Take all steps, or fewer if every recurrence breaks down; True if interrupted."""
+        on_host = self.operator.device.type == "cpu"
+        with watch:
+            saved = watch.restore()
+            if saved is not None:
+                self.load(saved)
+            ended = False
+            while self.done < self.steps and not ended:
+                self.step()
+                # Looking at the numbers would stall a GPU: there a breakdown is found at the end.
+                ended = on_host and not bool(self._now.any())
+                watch.tick(self.done, self.steps, self.products)
+        require_finite(f"{self.operator}", self._alphas, self._betas)
+        return watch.interrupted
+
+    def step(self) -> None:
+        """One step of all recurrences: ``p`` products."""
+        j, v = self.done, self._now
+        w = self._project(multiply(self.operator, v))
+        self.products += len(v)
+        alpha = torch.cat([inner(a[None], b[None])[0] for a, b in zip(v, w, strict=True)])
+        previous = self._betas[j - 1] if j else torch.zeros_like(alpha)
+        w = w - alpha[:, None].to(w) * v - previous[:, None].to(w) * self._before
+        if self.basis is not None:
+            w = torch.cat(
+                [_reject(q[: j + 1], row[None]) for q, row in zip(self.basis, w, strict=True)]
+            )
+        beta = lengths(w)
+        scale = torch.maximum(self._scale, alpha.abs() + beta + previous)
+        alive = beta > 16 * torch.finfo(w.dtype).eps * scale
+        if self.basis is not None and j + 1 == w.shape[1]:
+            alive = torch.zeros_like(alive)  # the basis is complete
+        safe = torch.where(alive, beta, 1.0)[:, None].to(w)
+        w = torch.where(alive[:, None], w / safe, 0.0)
+        if self.basis is not None:
+            self.basis[:, j + 1] = w
+        self._alphas[j], self._betas[j] = alpha, torch.where(alive, beta, 0.0)
+        self._before, self._now, self._scale, self.done = v, w, scale, j + 1
+
+    def coefficients(self, probe: int) -> tuple[Tensor, Tensor]:
+        """``α`` and ``β`` of one recurrence up to its breakdown, on the host."""
+        alphas, betas = (
+            self._alphas[: self.done, probe].cpu(),
+            self._betas[: self.done, probe].cpu(),
+        )
+        ends = (betas == 0).nonzero()
+        length = int(ends[0]) + 1 if len(ends) else self.done
+        return alphas[:length], betas[:length]
+
+    def _project(self, rows: Tensor) -> Tensor:
+        if self.outside is None:
+            return rows
+        return rows - (rows @ self.outside) @ self.outside.T
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that :meth:`load` needs."""
+        j = self.done
+        state = {
+            "alphas": self._alphas[:j],
+            "betas": self._betas[:j],
+            "now": self._now,
+            "before": self._before,
+            "scale": self._scale,
+            "counts": torch.tensor([j, self.products]),
+        }
+        return state if self.basis is None else {**state, "basis": self.basis[:, : j + 1]}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Take up a saved state."""
+        j, self.products = (int(x) for x in state["counts"])
+        if j > self.steps:
+            msg = f"lanczos: the checkpoint has {j} steps, more than the {self.steps} asked for"
+            raise CurvescopeError(msg)
+        self._alphas[:j], self._betas[:j] = state["alphas"], state["betas"]
+        self._now, self._before = state["now"].to(self._now), state["before"].to(self._now)
+        self._scale = state["scale"].to(self._scale)
+        if self.basis is not None:
+            self.basis[:, : j + 1] = state["basis"].to(self.basis)
+        self.done = j
+
+
+def _reject(basis: Tensor, row: Tensor) -> Tensor:
+    """``row`` without its components along the orthonormal rows of ``basis``, twice."""
+    for _ in range(2):
+        row = row - inner(basis, row).T.to(row) @ basis
+    return row

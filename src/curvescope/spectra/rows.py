@@ -1,0 +1,47 @@
+"""Long vectors as rows ``[b, n]``: products with an operator, and inner products in full precision.
+
+Bases are stored by rows because a row is contiguous; operators take columns.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from curvescope.operators.base import LinearOperator
+
+_CHUNK = 1 << 12
+"""Terms of an inner product that are summed in the vectors' own precision."""
+
+
+def multiply(A: LinearOperator, rows: Tensor) -> Tensor:
+    """``A`` times every row, ``[b, n] -> [b, n]``: ``b`` products in one call."""
+    columns = rows[0] if rows.shape[0] == 1 else rows.T.contiguous()
+    image = A @ columns
+    assert isinstance(image, Tensor)
+    return image[None] if image.ndim == 1 else image.T
+
+
+def inner(X: Tensor, Y: Tensor) -> Tensor:
+    """``X Yᵀ`` of long rows, summed in float64 over chunks: ``[a, n], [b, n] -> [a, b]``.
+
+    A float32 sum of ``n`` terms loses up to ``√n · eps``, at a million parameters the fourth digit
+    of an inner product of unit vectors, and with it the orthogonality of a basis.
+
+    >>> inner(torch.ones(1, 5), torch.ones(2, 5))
+    tensor([[5., 5.]], dtype=torch.float64)
+    """
+    if X.dtype == torch.float64:
+        return X @ Y.T
+    whole = X.shape[1] - X.shape[1] % _CHUNK
+    total = (X[:, whole:] @ Y[:, whole:].T).double()
+    if whole:
+        left = X[:, :whole].unflatten(1, (-1, _CHUNK)).transpose(0, 1)
+        right = Y[:, :whole].unflatten(1, (-1, _CHUNK)).permute(1, 2, 0)
+        total += torch.bmm(left, right).double().sum(0)
+    return total
+
+
+def lengths(rows: Tensor) -> Tensor:
+    """The norm of every row in float64, ``[b]``."""
+    return torch.cat([inner(row[None], row[None])[0] for row in rows]).sqrt()
