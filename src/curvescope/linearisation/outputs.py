@@ -31,8 +31,11 @@ class SampledFisher:
 
     def apply(self, loss: LossAt, batch: int, t: Tensor) -> Tensor:
         """The product with each column; the draws depend on the seed and the batch alone."""
-        generator = torch.Generator().manual_seed((self.seed + 0x9E3779B9 * batch) % 2**63)
-        drawn = loss.terms(loss.sample(self.samples, generator))
+        drawn = loss.draws.get(self)
+        if drawn is None:
+            generator = torch.Generator().manual_seed((self.seed + 0x9E3779B9 * batch) % 2**63)
+            drawn = loss.terms(loss.sample(self.samples, generator))
+            loss.draws[self] = drawn
         return _outer(loss, drawn, t) / self.samples
 
 

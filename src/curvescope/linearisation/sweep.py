@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -20,10 +19,12 @@ from curvescope import _checks
 from curvescope._checks import CurvescopeError
 from curvescope.linearisation import memory
 from curvescope.linearisation.batch import Columns, GraphBatch, LinearisedBatch, TapeBatch
+from curvescope.linearisation.cuda import CapturedProduct, tuned_kernels
 from curvescope.linearisation.diagnosis import explain_failure
 from curvescope.linearisation.outputs import Mix
 from curvescope.linearisation.rules import Untraceable
 from curvescope.problem.batches import Batch
+from curvescope.problem.losses import UserLoss
 from curvescope.problem.params import ParamSpace
 from curvescope.problem.problem import Problem
 
@@ -31,6 +32,31 @@ log = logging.getLogger("curvescope")
 
 SHARE = 0.5  # of the free memory that kept batches, or the columns of one product, may take
 COLUMNS_BYTES = 64 << 20  # on the CPU, tangents that leave the cache cost more than they save
+
+
+@dataclass(frozen=True)
+class Options:
+    """How products are made; see :class:`curvescope.operators.curvature.Curvature`."""
+
+    keep: str | bool = "auto"
+    columns: int | None = None
+    cuda_graph: bool = False
+
+    def check(self, where: str, problem: Problem) -> None:
+        """Refuse options that do not fit each other or the problem."""
+        if self.keep not in ("auto", True, False):
+            msg = f"{where}: keep must be 'auto', True or False, got {self.keep!r}"
+            raise CurvescopeError(msg)
+        if self.columns is not None:
+            _checks.positive_int(where, "columns", self.columns)
+        if not self.cuda_graph:
+            return
+        if problem.device.type != "cuda" or self.keep is not True:
+            msg = f"{where}: cuda_graph=True needs a model on a CUDA device and keep=True"
+            raise CurvescopeError(msg)
+        if isinstance(problem.loss, UserLoss):
+            msg = f"{where}: cuda_graph=True needs one of the named losses, got a callable"
+            raise CurvescopeError(msg)
 
 
 @dataclass(frozen=True)
@@ -59,6 +85,7 @@ class Sweep:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
+        self._graphs: dict[object, CapturedProduct] = {}
         self._kept: list[LinearisedBatch] = []
         self._kept_second_order = False
         self._products = 0
@@ -100,18 +127,16 @@ class Sweep:
 
     # Products ---------------------------------------------------------------------------------------
 
-    def product(
-        self, mix: Mix, space: ParamSpace, X: Tensor, keep: str | bool, columns: int | None
-    ) -> Tensor:
+    def product(self, mix: Mix, space: ParamSpace, X: Tensor, how: Options) -> Tensor:
         """``[P, k]`` to ``[P, k]``: the mean over all terms."""
         self.problem.check_unchanged()
         rows = X.T.contiguous()
         try:
-            total, count = self._pass(mix, space, rows, keep, columns)
+            total, count = self._pass(mix, space, rows, how)
         except Untraceable as reason:  # a step without a derivative shows only when it is applied
             self._give_up_tape(str(reason))
             self.release()
-            total, count = self._pass(mix, space, rows, keep, columns)
+            total, count = self._pass(mix, space, rows, how)
         self._products += 1
         if count == 0:
             msg = "Problem(data): no target counts (all are ignored)"
@@ -119,28 +144,47 @@ class Sweep:
         return total.div_(count).T
 
     def _pass(
-        self, mix: Mix, space: ParamSpace, rows: Tensor, keep: str | bool, columns: int | None
+        self, mix: Mix, space: ParamSpace, rows: Tensor, how: Options
     ) -> tuple[Tensor, int]:
         second_order = mix.residual != 0.0
+        if how.keep is False:
+            return self._stream(mix, space, rows, how.columns)
+        if not self._has(second_order):
+            if not self._wants_to_keep(how.keep, second_order):
+                return self._stream(mix, space, rows, how.columns)
+            self._keep_all(second_order)
+        if how.cuda_graph:
+            return self._replayed(mix, space, rows, how)
+        with tuned_kernels(self.problem.device):
+            return self._apply_kept(mix, space, rows, how.columns)
+
+    def _apply_kept(
+        self, mix: Mix, space: ParamSpace, rows: Tensor, columns: int | None
+    ) -> tuple[Tensor, int]:
         total = torch.zeros_like(rows)
-        count = 0
-        if self._has(second_order):
-            batches: Iterator[LinearisedBatch] = iter(self._kept)
-        elif self._wants_to_keep(keep, second_order):
-            batches = self._keeping(second_order)
-        else:
-            batches = iter(())
-            count = self._stream(mix, space, rows, total, columns)
-        for batch in batches:
+        for batch in self._kept:
             self._accumulate(batch, mix, space, rows, total, columns)
-            count += batch.count
-        return total, count
+        return total, sum(batch.count for batch in self._kept)
+
+    def _replayed(
+        self, mix: Mix, space: ParamSpace, rows: Tensor, how: Options
+    ) -> tuple[Tensor, int]:
+        key = (mix, space.names, rows.shape[0], how.columns)
+        if key not in self._graphs:
+            columns = how.columns or self._chunk(self._kept[0], mix, space)
+
+            def apply(rows: Tensor) -> Tensor:
+                with tuned_kernels(self.problem.device):
+                    return self._apply_kept(mix, space, rows, columns)[0]
+
+            self._graphs[key] = CapturedProduct(apply, rows)
+        return self._graphs[key](rows), sum(batch.count for batch in self._kept)
 
     def _has(self, second_order: bool) -> bool:
         return bool(self._kept) and (self._kept_second_order or not second_order)
 
     def _wants_to_keep(self, keep: str | bool, second_order: bool) -> bool:
-        if keep is False or (keep == "auto" and self._products == 0):
+        if keep == "auto" and self._products == 0:
             return False
         footprint = self.footprint(second_order=second_order)
         total = footprint.total_bytes
@@ -154,17 +198,17 @@ class Sweep:
             log.info("streaming, the linearisation does not fit: %s", footprint)
         return fits
 
-    def _keeping(self, second_order: bool) -> Iterator[LinearisedBatch]:
-        self._kept = []
-        kept = []
-        for batch in self.problem.batches():
-            kept.append(self._linearise(batch, second_order=second_order))
-            yield kept[-1]
-        self._kept, self._kept_second_order = kept, second_order
+    def _keep_all(self, second_order: bool) -> None:
+        self.release()
+        self._kept = [
+            self._linearise(batch, second_order=second_order) for batch in self.problem.batches()
+        ]
+        self._kept_second_order = second_order
 
     def _stream(
-        self, mix: Mix, space: ParamSpace, rows: Tensor, total: Tensor, columns: int | None
-    ) -> int:
+        self, mix: Mix, space: ParamSpace, rows: Tensor, columns: int | None
+    ) -> tuple[Tensor, int]:
+        total = torch.zeros_like(rows)
         count = 0
         for batch in self.problem.batches():
             if mix.residual == 0.0 and self._engine == "tape":
@@ -173,7 +217,7 @@ class Sweep:
             linearised = self._linearise(batch, second_order=mix.residual != 0.0)
             self._accumulate(linearised, mix, space, rows, total, columns)
             count += linearised.count
-        return count
+        return total, count
 
     def _stream_pull_back(
         self, batch: Batch, mix: Mix, space: ParamSpace, rows: Tensor, total: Tensor,
@@ -201,7 +245,7 @@ class Sweep:
         columns: int | None,
     ) -> None:  # fmt: skip
         """Add one batch's products, in chunks of columns."""
-        size = columns or self._chunk(batch, mix, space)
+        size = columns or (1 if rows.shape[0] == 1 else self._chunk(batch, mix, space))
         for start in range(0, rows.shape[0], size):
             piece = slice(start, start + size)
             with explain_failure(self.problem, None):
@@ -223,6 +267,7 @@ class Sweep:
     def release(self) -> None:
         """Forget the kept batches."""
         self._kept = []
+        self._graphs = {}
 
 
 def _add(total: Tensor, space: ParamSpace, result: Columns) -> None:
@@ -241,10 +286,3 @@ def sweep_of(problem: Problem) -> Sweep:
     return _SWEEPS[problem]
 
 
-def check_options(where: str, keep: str | bool, columns: int | None) -> None:
-    """Validate the options that operators pass on to a sweep."""
-    if keep not in ("auto", True, False):
-        msg = f"{where}: keep must be 'auto', True or False, got {keep!r}"
-        raise CurvescopeError(msg)
-    if columns is not None:
-        _checks.positive_int(where, "columns", columns)

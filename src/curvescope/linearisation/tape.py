@@ -56,11 +56,12 @@ class Program:
         for instruction in self.instructions:
             step = instruction.step
             inputs = [None if s is None else get(s) for s in step.sources]
-            out = (step.linear.block if columns else step.linear.single)(*inputs)
-            outs = out if isinstance(out, tuple | list) else (out,)
-            for slot, tangent in zip(step.targets, outs, strict=False):
-                if slot is not None and tangent is not None:
-                    tangents[slot] = tangent
+            if any(t is not None for t in inputs):  # a gate may have stopped all of them
+                out = (step.linear.block if columns else step.linear.single)(*inputs)
+                outs = out if isinstance(out, tuple | list) else (out,)
+                for slot, tangent in zip(step.targets, outs, strict=False):
+                    if slot is not None and tangent is not None:
+                        tangents[slot] = tangent
             for slot in instruction.finished:
                 tangents.pop(slot, None)
 

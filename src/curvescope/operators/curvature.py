@@ -11,7 +11,7 @@ from torch import Tensor
 
 from curvescope._checks import CurvescopeError
 from curvescope.linearisation.outputs import Mix
-from curvescope.linearisation.sweep import Footprint, check_options, sweep_of
+from curvescope.linearisation.sweep import Footprint, Options, sweep_of
 from curvescope.operators.base import LinearOperator
 from curvescope.problem import ParamSpace, Problem
 
@@ -23,9 +23,13 @@ class Curvature(LinearOperator):
         problem: what is differentiated.
         mix: which combination of ``E`` and ``Jᵀ B J``.
         space: the parameters of this block (default: all of the problem's).
+        options: how products are made; the matrices below take its fields as keywords:
+
+    Options:
         keep: ``"auto"`` streams the first product and keeps the linearised batches from the second
             on if they fit into half of the free memory; ``True`` keeps at once; ``False`` streams.
         columns: how many columns go through the data together (default: chosen from free memory).
+        cuda_graph: replay kept products as a CUDA graph, for small models on a GPU (``keep=True``).
     """
 
     def __init__(
@@ -34,15 +38,14 @@ class Curvature(LinearOperator):
         mix: Mix,
         *,
         space: ParamSpace | None = None,
-        keep: str | bool = "auto",
-        columns: int | None = None,
+        options: Options | None = None,
     ) -> None:
         if not isinstance(problem, Problem):
             msg = f"{type(self).__name__}(problem): needs a Problem, got {type(problem).__name__}"
             raise CurvescopeError(msg)
-        check_options(type(self).__name__, keep, columns)
+        self._mix, self._options = mix, options or Options()
+        self._options.check(type(self).__name__, problem)
         self.problem, self.space = problem, space or problem.params
-        self._mix, self._keep, self._columns = mix, keep, columns
         n = self.space.size
         psd = mix.psd(convex=problem.loss.convex)
         super().__init__(
@@ -51,10 +54,10 @@ class Curvature(LinearOperator):
 
     def _matmat(self, X: Tensor) -> Tensor:
         sweep = sweep_of(self.problem)
-        return sweep.product(self._mix, self.space, X, self._keep, self._columns)
+        return sweep.product(self._mix, self.space, X, self._options)
 
     def _like(self, mix: Mix, space: ParamSpace) -> Curvature:
-        return Curvature(self.problem, mix, space=space, keep=self._keep, columns=self._columns)
+        return Curvature(self.problem, mix, space=space, options=self._options)
 
     def block(self, name: str) -> Curvature:
         """The diagonal block of a layer (``"fc1"``) or a parameter (``"fc1.weight"``), exactly.

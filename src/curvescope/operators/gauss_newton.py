@@ -7,6 +7,7 @@ import torch
 from curvescope import _checks
 from curvescope._checks import CurvescopeError
 from curvescope.linearisation.outputs import GradientOuter, LossHessian, Mix, SampledFisher
+from curvescope.linearisation.sweep import Options
 from curvescope.operators.curvature import Curvature
 from curvescope.problem import Problem
 
@@ -28,9 +29,14 @@ class GaussNewton(Curvature):
     """
 
     def __init__(
-        self, problem: Problem, *, keep: str | bool = "auto", columns: int | None = None
+        self,
+        problem: Problem,
+        *,
+        keep: str | bool = "auto",
+        columns: int | None = None,
+        cuda_graph: bool = False,
     ) -> None:
-        super().__init__(problem, Mix(0.0, ((LossHessian(), 1.0),)), keep=keep, columns=columns)
+        super().__init__(problem, Mix(0.0, ((LossHessian(), 1.0),)), options=Options(keep, columns, cuda_graph))
 
 
 class MonteCarloFisher(Curvature):
@@ -48,6 +54,7 @@ class MonteCarloFisher(Curvature):
         generator: torch.Generator,
         keep: str | bool = "auto",
         columns: int | None = None,
+        cuda_graph: bool = False,
     ) -> None:
         _checks.positive_int("MonteCarloFisher", "samples", samples)
         source = _checks.generator("MonteCarloFisher", generator)
@@ -56,7 +63,7 @@ class MonteCarloFisher(Curvature):
             raise CurvescopeError(msg)
         seed = int(torch.randint(2**62, (), generator=source, device=source.device))
         mix = Mix(0.0, ((SampledFisher(int(samples), seed), 1.0),))
-        super().__init__(problem, mix, keep=keep, columns=columns)
+        super().__init__(problem, mix, options=Options(keep, columns, cuda_graph))
 
 
 class EmpiricalFisher(Curvature):
@@ -67,6 +74,11 @@ class EmpiricalFisher(Curvature):
     """
 
     def __init__(
-        self, problem: Problem, *, keep: str | bool = "auto", columns: int | None = None
+        self,
+        problem: Problem,
+        *,
+        keep: str | bool = "auto",
+        columns: int | None = None,
+        cuda_graph: bool = False,
     ) -> None:
-        super().__init__(problem, Mix(0.0, ((GradientOuter(), 1.0),)), keep=keep, columns=columns)
+        super().__init__(problem, Mix(0.0, ((GradientOuter(), 1.0),)), options=Options(keep, columns, cuda_graph))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from curvescope.linearisation.outputs import LossHessian, Mix
+from curvescope.linearisation.sweep import Options
 from curvescope.operators.curvature import Curvature
 from curvescope.problem import Problem
 
@@ -23,7 +24,12 @@ class Hessian(Curvature):
     """
 
     def __init__(
-        self, problem: Problem, *, keep: str | bool = "auto", columns: int | None = None
+        self,
+        problem: Problem,
+        *,
+        keep: str | bool = "auto",
+        columns: int | None = None,
+        cuda_graph: bool = False,
     ) -> None:
         mix = Mix(1.0, ((LossHessian(), 1.0),))
-        super().__init__(problem, mix, keep=keep, columns=columns)
+        super().__init__(problem, mix, options=Options(keep, columns, cuda_graph))

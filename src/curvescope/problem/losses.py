@@ -25,6 +25,12 @@ class LossAt(ABC):
 
     count: int
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> LossAt:
+        """Each object has a place for samples that were drawn for it."""
+        self = super().__new__(cls)
+        self.draws: dict[Any, Tensor] = {}
+        return self
+
     @abstractmethod
     def value(self) -> Tensor:
         """The sum of the terms."""

@@ -1,0 +1,51 @@
+"""Estimators: pure functions of a symmetric operator, a generator and keyword settings.
+
+Each returns a frozen result that carries its error, its cost in products and how it ended. Nothing
+here knows of networks; :mod:`curvescope.operators.base` is all it needs.
+"""
+
+from curvescope.spectra.control import Progress, Status
+from curvescope.spectra.density import Curve
+from curvescope.spectra.eigenpairs import EigenPairs, eigenpairs
+from curvescope.spectra.estimate import Estimate
+from curvescope.spectra.exact import ExactSpectrum, exact_spectrum
+from curvescope.spectra.kpm import ChebyshevMoments, kpm
+from curvescope.spectra.lanczos import BlockTridiagonal, Tridiagonal, block_lanczos, lanczos
+from curvescope.spectra.logdet import logdet
+from curvescope.spectra.measure import SpectralMeasure, spectral_measure
+from curvescope.spectra.rank import (
+    RankDegeneracy,
+    neuron_rank_bound,
+    rank_bound,
+    rank_degeneracy,
+)
+from curvescope.spectra.subspace import subspace_iteration
+from curvescope.spectra.trace import diagonal, frobenius, trace
+
+__all__ = [
+    "BlockTridiagonal",
+    "ChebyshevMoments",
+    "Curve",
+    "EigenPairs",
+    "Estimate",
+    "ExactSpectrum",
+    "Progress",
+    "RankDegeneracy",
+    "SpectralMeasure",
+    "Status",
+    "Tridiagonal",
+    "block_lanczos",
+    "diagonal",
+    "eigenpairs",
+    "exact_spectrum",
+    "frobenius",
+    "kpm",
+    "lanczos",
+    "logdet",
+    "neuron_rank_bound",
+    "rank_bound",
+    "rank_degeneracy",
+    "spectral_measure",
+    "subspace_iteration",
+    "trace",
+]

@@ -23,7 +23,7 @@ from torch import Tensor
 from curvescope.operators.base import LinearOperator
 from curvescope.spectra import probes
 from curvescope.spectra.control import require_finite
-from curvescope.spectra.rows import inner, multiply
+from curvescope.spectra.rows import inner, lengths, multiply
 
 _SLAB = 1 << 16
 """Columns of the basis that are turned at a time, which bounds the memory of a restart."""
@@ -130,7 +130,7 @@ class Krylov:
         self.matrix[used : used + rank] = 0
         return inside, outside
 
-    # Turning and shrinking --------------------------------------------------------------------------
+    # Turning and shrinking ------------------------------------------------------------------------
 
     def promote(self, index: int) -> None:
         """Put pending direction ``index`` first in line."""
@@ -202,7 +202,7 @@ def _orthonormal(rows: Tensor) -> tuple[Tensor, Tensor]:
                 overlap = inner(unit[:i], row)
                 row = row - overlap.T.to(row) @ unit[:i]
                 factor[:i, i : i + 1] += overlap * length
-            norm = inner(row, row).sqrt()
+            norm = lengths(row)[None]
             row = row / norm.clamp(min=torch.finfo(rows.dtype).tiny).to(row)
             length = length * norm
         unit[i], factor[i, i] = row[0], length[0, 0]

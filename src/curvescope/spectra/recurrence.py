@@ -12,7 +12,7 @@ from torch import Tensor
 from curvescope._checks import CurvescopeError
 from curvescope.operators.base import LinearOperator
 from curvescope.spectra.control import Watch, require_finite
-from curvescope.spectra.rows import inner, lengths, multiply
+from curvescope.spectra.rows import dots, inner, lengths, multiply
 
 
 class Recurrence:
@@ -36,7 +36,7 @@ class Recurrence:
         # In exact arithmetic a recurrence ends after n steps; without re-orthogonalisation it
         # goes on and repeats itself (ghosts), so only the basis bounds the steps.
         self.steps = min(steps, n) if reorthogonalise else steps
-        self.operator, self.outside = A, outside
+        self.operator, self.outside, self.probes = A, outside, p
         rows = self._project(rows)
         norms = lengths(rows)[:, None].clamp(min=torch.finfo(rows.dtype).tiny)
         self._now = rows / norms.to(rows)
@@ -71,7 +71,7 @@ class Recurrence:
         j, v = self.done, self._now
         w = self._project(multiply(self.operator, v))
         self.products += len(v)
-        alpha = torch.cat([inner(a[None], b[None])[0] for a, b in zip(v, w, strict=True)])
+        alpha = dots(v, w)
         previous = self._betas[j - 1] if j else torch.zeros_like(alpha)
         w = w - alpha[:, None].to(w) * v - previous[:, None].to(w) * self._before
         if self.basis is not None:

@@ -17,7 +17,9 @@ The examination goes on until this probability, ``missed``, is at most ``overloo
 value better than ``θ_k`` shows a missed pair, which then takes part in the search. For outliers it
 takes a few products; inside a dense bulk it gives up after a share of the search and reports what
 it knows. The bound is rigorous for exact copies, whose missed part is orthogonal to everything
-known; close eigenvalues differ from copies by less than the residual tolerance.
+known. The missed part of a cluster that is narrower than the tolerance may be a pending direction,
+which its narrowness leaves with a coupling below the tolerance too: such directions are multiplied
+first, for as long as they improve the pairs.
 """
 
 from __future__ import annotations
@@ -95,6 +97,8 @@ class Search:
         self._origin = -1  # row of z while examining, else -1
         self._dimension = 0  # of the sphere on which z is uniform
         self._edges = (0.0, 0.0)  # how good an eigenvalue must be to count as missed: see _test
+        self._total = -math.inf  # the sum of the pairs at the last test
+        self._tried = False  # weakly coupled directions since the pairs last improved
         self._examined = overlook >= 1
 
     def step(self, room: int) -> None:
@@ -103,8 +107,10 @@ class Search:
             self._examine()
             return
         krylov = self.krylov
-        if krylov.pending == 0 and krylov.inject(self.block, self.generator) == 0:
-            self.finished = True
+        if krylov.pending == 0 and krylov.size == 0:
+            krylov.inject(self.block, self.generator)
+        elif krylov.pending == 0:  # an invariant subspace: what comes next is examined at once
+            self._begin_examination()
             return
         if krylov.used + self.block > krylov.capacity < krylov.basis.shape[1]:
             self._restart()
@@ -128,6 +134,18 @@ class Search:
 
     def _test(self) -> None:
         """Count the pairs that pass; go on searching, or start to examine."""
+        ritz, failing = self._score()
+        if self.passed < self.k:
+            # A product adds one dimension, so that many failing pairs need about as many of them.
+            self._wait = max(1, (self.k - self.passed) // 2)
+            self.krylov.favour(ritz.vectors[:, failing])
+        elif self._examined:
+            self.finished = True
+        elif self._tried or not self._lead_with_weak(10 * float(ritz.tolerance[-1])):
+            self._begin_examination()
+
+    def _score(self) -> tuple[Ritz, Tensor]:
+        """The pairs, which of them fail, and from when on an eigenvalue counts as missed."""
         ritz = self.ritz()
         # Rounding is not part of this test: more products would not lower it.
         failing = ritz.leading > ritz.tolerance
@@ -135,14 +153,10 @@ class Search:
         good = self.wanted.goodness(ritz.values)
         better, copies = good[-1] + ritz.tolerance[-1], (good - ritz.tolerance)[-2:][0]
         self._edges = (float(better), float(torch.maximum(better, copies)))
-        if self.passed < self.k:
-            # A product adds one dimension, so that many failing pairs need about as many of them.
-            self._wait = max(1, (self.k - self.passed) // 2)
-            self.krylov.favour(ritz.vectors[:, failing])
-        elif self._examined:
-            self.finished = True
-        else:
-            self._begin_examination()
+        if float(good.sum()) > self._total + float(ritz.tolerance[-1]):
+            self._tried = False
+        self._total = float(good.sum())
+        return ritz, failing
 
     def _restart(self) -> None:
         """Keep the wanted pairs and half of the room beside them."""
@@ -153,6 +167,15 @@ class Search:
 
     # Copies ---------------------------------------------------------------------------------------
 
+    def _lead_with_weak(self, size: float) -> bool:
+        """Put a pending direction of coupling up to ``size`` first in line; False: there is none."""
+        rows = torch.linalg.vector_norm(self.krylov.coupling, dim=1)
+        if self.krylov.pending == 0 or float(rows.min()) > size:
+            return False
+        self.krylov.promote(int(rows.argmin()))
+        self._tried, self._wait = True, 1
+        return True
+
     def _begin_examination(self) -> None:
         krylov, n = self.krylov, self.krylov.basis.shape[1]
         if krylov.used + 16 > krylov.capacity < n and krylov.size > self.k:
@@ -160,7 +183,7 @@ class Search:
         self._origin, self._dimension = krylov.size, n - krylov.used
         if krylov.inject(1, self.generator) == 0:
             # The whole space is known, or the basis has no room for an examination.
-            self.missed = 0.0 if krylov.used == n else 1.0
+            self.missed = 0.0 if krylov.used == n else self.missed
             self._origin, self.finished = -1, True
 
     def _examine(self) -> None:
@@ -169,6 +192,12 @@ class Search:
         waiting = krylov.pending
         krylov.promote(waiting - 1)
         krylov.extend(1)
+        exhausted = krylov.pending < waiting
+        if krylov.size >= self.k > self.passed:
+            self._score()
+        if self.passed < self.k:  # there is nothing to compare with yet: z serves the search
+            self._origin = -1 if exhausted else self._origin
+            return
         rows = slice(self._origin, krylov.size)
         T = krylov.projected[rows, rows]
         nodes = torch.linalg.eigvalsh(T)
@@ -177,7 +206,6 @@ class Search:
             self.missed, self._origin = 1.0, -1  # a missed pair shows: it joins the search
             self._test()
             return
-        exhausted = krylov.pending < waiting
         last = 0.0 if exhausted else float(krylov.matrix[krylov.used - 1, krylov.size - 1])
         mass = max(christoffel(T, last, side * copies) for side in self.wanted.sides)
         self.missed = min(1.0, math.sqrt(2 * self._dimension * mass / math.pi))
@@ -196,10 +224,12 @@ class Search:
     def state(self) -> dict[str, Tensor]:
         """Everything that :meth:`load` needs, the generator included."""
         counts = [self.finished, self.passed, self._wait, self._origin, self._dimension]
+        flags = [self._examined, self._tried]
+        reals = [*self._edges, self._total, self.missed]
         return {
             **self.krylov.state(),
-            "search": torch.tensor([*counts, self._examined], dtype=torch.int64),
-            "edge": torch.tensor([*self._edges, self.missed], dtype=torch.float64),
+            "search": torch.tensor([*counts, *flags], dtype=torch.int64),
+            "edges": torch.tensor(reals, dtype=torch.float64),
             "generator": self.generator.get_state(),
         }
 
@@ -207,9 +237,9 @@ class Search:
         """Take up a saved state."""
         self.krylov.load(state)
         counts = [int(x) for x in state["search"]]
-        self.finished, self._examined = bool(counts[0]), bool(counts[5])
+        self.finished, self._examined, self._tried = (bool(counts[i]) for i in (0, 5, 6))
         self.passed, self._wait, self._origin, self._dimension = counts[1:5]
-        better, copies, self.missed = (float(x) for x in state["edge"])
+        better, copies, self._total, self.missed = (float(x) for x in state["edges"])
         self._edges = (better, copies)
         self.generator.set_state(state["generator"])
 

@@ -186,7 +186,7 @@ def _sample(
     shape: tuple[int, ...] = (),
     **control: Unpack[Control],
 ) -> tuple[Samples, Status]:
-    """Samples from ``probes`` signs (off ``basis``), or from all unit vectors where these suffice."""
+    """Samples from ``probes`` signs (off ``basis``), or from all unit vectors if they suffice."""
     n = A.shape[0]
     exact = basis is None and probes >= n
     total = n if exact else probes

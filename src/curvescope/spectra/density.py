@@ -1,0 +1,129 @@
+"""Views of a spectral measure: densities on a grid, of the spectrum and of its logarithm.
+
+TR alg. 3 puts a Gaussian of width ``σ = 2 / ((M − 1) √(8 log κ))`` on every node of a spectrum
+scaled to ``[−1, 1]`` with a margin ``τ`` (alg. 4); at half the spacing of ``M`` equally spaced
+nodes a bump has fallen by the factor ``κ``. A grid value here is the *average* of the density in
+its cell, by the Gaussian's distribution function: the curve integrates to its mass on any grid,
+also where ``σ`` is below the grid's spacing, and else is within ``O((h/σ)²)`` of the point value.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from curvescope import _checks
+from curvescope._checks import CurvescopeError
+from curvescope.spectra.estimate import Samples
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A density on equally spaced points, with its standard error over the probes at each.
+
+    ``sigma`` is the width of the bumps. ``outliers`` were taken out exactly and are not part of
+    ``values``: draw each as a mass ``1/n``. A log-density has all of this for ``log(|λ| + eps)``.
+    """
+
+    grid: Tensor  # [points]
+    values: Tensor  # [points]
+    stderr: Tensor  # [points], infinite for one probe
+    outliers: Tensor  # [c]
+    sigma: float
+
+    @property
+    def mass(self) -> float:
+        """``∫ values``, cell by cell."""
+        return float(self.values.sum() * (self.grid[1] - self.grid[0]))
+
+    def band(self, deviations: float = 2.0) -> tuple[Tensor, Tensor]:
+        """Lower and upper curve at so many standard errors; the lower one is never negative."""
+        reach = deviations * self.stderr
+        return (self.values - reach).clamp(min=0.0), self.values + reach
+
+
+class Measure(Protocol):
+    """What the views need of :class:`curvescope.spectra.measure.SpectralMeasure`."""
+
+    @property
+    def nodes(self) -> Tensor:
+        """``[probes, steps]``."""
+
+    @property
+    def weights(self) -> Tensor:
+        """``[probes, steps]``."""
+
+    @property
+    def outliers(self) -> Tensor:
+        """``[c]``."""
+
+    @property
+    def support(self) -> tuple[float, float]:
+        """What the grid has to cover."""
+
+
+def of_measure(measure: Measure, points: int, kappa: float, *, margin: float) -> Curve:
+    """``φ(t) = (1/n_vec) Σ_l Σ_m ω_m^l g_σ(t − θ_m^l)`` (TR alg. 3) on ``points`` points.
+
+    The grid covers ``measure.support`` widened by ``margin`` of its length on both sides (``τ``),
+    or by 5 ``σ`` where that is more. Cost: ``probes · steps · points`` numbers of work, no product.
+    """
+    return _smooth(
+        measure.nodes, measure.weights, measure.outliers, measure.support, points, kappa, margin
+    )
+
+
+def of_log_measure(
+    measure: Measure, eps: float, points: int, kappa: float, *, margin: float, jacobian: bool
+) -> Curve:
+    """The density of ``x = log(|λ| + eps)`` (TR C.7, natural logarithm).
+
+    A mass stays what it is under a change of variable, so bumps keep their weights and the curve
+    integrates to 1; ``jacobian=True`` scales each by ``1 / (|θ| + eps)`` as the paper prints it.
+    """
+    where = "SpectralMeasure.log_density"
+    if _checks.finite_float(where, "eps", eps, minimum=0.0) == 0.0:
+        msg = f"{where}: eps must be positive, since log 0 has no place on a grid; got {eps!r}"
+        raise CurvescopeError(msg)
+    nodes = torch.log(measure.nodes.abs() + eps)
+    weights = measure.weights / (measure.nodes.abs() + eps) if jacobian else measure.weights
+    live = nodes[measure.weights > 0]
+    support = (float(live.min()), float(live.max())) if len(live) else (0.0, 0.0)
+    outliers = torch.log(measure.outliers.abs() + eps)
+    return _smooth(nodes, weights, outliers, support, points, kappa, margin)
+
+
+def _smooth(
+    nodes: Tensor,
+    weights: Tensor,
+    outliers: Tensor,
+    support: tuple[float, float],
+    points: int,
+    kappa: float,
+    margin: float,
+) -> Curve:
+    where = "SpectralMeasure.density"
+    points = _checks.positive_int(where, "points", points, minimum=2)
+    margin = _checks.finite_float(where, "margin", margin, minimum=0.0)
+    if not kappa > 1:
+        msg = f"{where}: kappa must be greater than 1, got {kappa!r}"
+        raise CurvescopeError(msg)
+    low, high = support
+    # A spectrum of one point still gets a bump that can be seen.
+    width = max(high - low, 1e-6 * max(abs(low), abs(high))) or 1.0
+    half = width * (0.5 + margin)
+    sigma = half * 2 / (max(nodes.shape[1] - 1, 1) * math.sqrt(8 * math.log(kappa)))
+    half = max(half, width / 2 + 5 * sigma)
+    centre = (low + high) / 2
+    grid = torch.linspace(centre - half, centre + half, points, dtype=torch.float64)
+    cell = grid[1] - grid[0]
+    edges = torch.cat([grid - cell / 2, grid[-1:] + cell / 2])
+    samples = Samples((points,))
+    for t, w in zip(nodes, weights, strict=True):
+        shares = torch.special.ndtr((edges[:, None] - t) / sigma).diff(dim=0)
+        samples.add((shares @ w / cell)[None])
+    return Curve(grid, samples.mean, samples.stderr, outliers, float(sigma))

@@ -1,0 +1,225 @@
+"""The spectral measure by stochastic Lanczos quadrature (Golub and Welsch 1969; TR alg. 2–4).
+
+The spectrum of ``A`` is the measure ``φ = (1/n) Σ_i δ_{λ_i}``. For a random unit vector ``v`` the
+Ritz values ``θ_m`` of ``M`` Lanczos steps and the squared first entries of their vectors,
+``ω_m = y_m[1]²``, are the Gauss quadrature of ``v``'s own spectral measure, whose expectation is
+``φ``: ``∫ f dφ ≈ (1/n_vec) Σ_l Σ_m ω_m^l f(θ_m^l)``, exactly in ``f`` of degree ``2M − 1`` for each
+probe. Everything else (density, distribution function, moments) is a view of these numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from scipy.linalg import eigh_tridiagonal
+from torch import Tensor
+
+from curvescope import _checks
+from curvescope.operators.base import LinearOperator
+from curvescope.spectra import density as views
+from curvescope.spectra import probes as probing
+from curvescope.spectra.control import Status, Watch, require_symmetric
+from curvescope.spectra.eigenpairs import EigenPairs, eigenpairs
+from curvescope.spectra.estimate import Estimate, Samples
+from curvescope.spectra.recurrence import Recurrence
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from curvescope.spectra.control import Control
+
+_MEMORY = 2 << 30
+"""Bytes up to which ``reorthogonalise="auto"`` keeps a basis."""
+_NORMALISATION_STEPS = 32
+"""``M0`` of TR alg. 4 (sec. D.2)."""
+
+
+@dataclass(frozen=True)
+class SpectralMeasure:
+    """Nodes and weights, one row per probe; the spread between rows is the sampling error.
+
+    Weights of a row sum to 1, or to ``1 − c/n`` when ``c`` ``outliers`` were taken out exactly;
+    each of those has the mass ``1/n``. ``support`` encloses the Ritz values and their residuals
+    (TR alg. 4, without its margin). A probe that broke down is padded with weights 0.
+    """
+
+    nodes: Tensor  # [probes, steps], float64
+    weights: Tensor  # [probes, steps], float64
+    outliers: Tensor  # [c], float64
+    dimension: int
+    support: tuple[float, float]
+    products: int
+    status: Status
+
+    @property
+    def probes(self) -> int:
+        """How many probes."""
+        return self.nodes.shape[0]
+
+    def expectation(self, f: Callable[[Tensor], Tensor]) -> Estimate[float]:
+        """``∫ f dφ = tr f(A) / n`` for an elementwise ``f``, with its error over the probes."""
+        samples = Samples(())
+        exact = f(self.outliers).sum() / self.dimension if len(self.outliers) else 0.0
+        samples.add((self.weights * f(self.nodes)).sum(1) + exact)
+        return samples.estimate(self.products, self.status)
+
+    def moment(self, k: int) -> Estimate[float]:
+        """``(1/n) tr A^k = ∫ λ^k dφ``; times ``dimension`` it is the trace, or ``‖A‖_F²``."""
+        _checks.positive_int("SpectralMeasure.moment(k)", "k", k, minimum=0)
+        return self.expectation(lambda x: x**k)
+
+    def cdf(self, x: Tensor) -> Tensor:
+        """The share of eigenvalues up to each of the points ``x: [j]``."""
+        x = torch.as_tensor(x, dtype=torch.float64)
+        order = torch.argsort(self.nodes.flatten())
+        steps = torch.cumsum(self.weights.flatten()[order], 0) / self.probes
+        steps = torch.cat([torch.zeros(1, dtype=torch.float64), steps])
+        share = steps[torch.searchsorted(self.nodes.flatten()[order], x, right=True)]
+        outliers = torch.searchsorted(self.outliers.sort().values, x, right=True)
+        return share + outliers.double() / self.dimension
+
+    def density(
+        self, points: int = 1024, kappa: float = 3.0, *, margin: float = 0.05
+    ) -> views.Curve:
+        """``φ`` with every node widened to a Gaussian, on a grid: :func:`density.of_measure`."""
+        return views.of_measure(self, points, kappa, margin=margin)
+
+    def log_density(
+        self,
+        eps: float = 1e-5,
+        points: int = 1024,
+        kappa: float = 1.04,
+        *,
+        margin: float = 0.05,
+        jacobian: bool = False,
+    ) -> views.Curve:
+        """The density of ``log(|λ| + eps)``: :func:`density.of_log_measure`."""
+        return views.of_log_measure(self, eps, points, kappa, margin=margin, jacobian=jacobian)
+
+
+def spectral_measure(
+    A: LinearOperator,
+    *,
+    generator: torch.Generator,
+    steps: int = 128,
+    probes: int = 1,
+    deflate: int | EigenPairs = 0,
+    reorthogonalise: bool | str = "auto",
+    kind: str = "gaussian",
+    **control: Unpack[Control],
+) -> SpectralMeasure:
+    """The spectral measure of a symmetric operator from ``probes`` random vectors (SP-3).
+
+    All probes advance together, ``probes`` columns a product. ``deflate=C`` first takes the ``C``
+    largest eigenpairs out exactly (or those given) and samples the rest of the space: resolution
+    then goes to the bulk (TR fig. 17). ``reorthogonalise="auto"`` does so while the basis,
+    ``probes · steps · n`` numbers, fits in 2 GiB; the papers' FastLanczos is ``False``.
+
+    Cost: ``steps · probes`` products (plus those of the eigenpairs); memory as for
+    :func:`curvescope.lanczos`, per probe.
+
+    >>> from curvescope.operators.simple import Diagonal
+    >>> A = Diagonal(torch.tensor([0.0, 0.0, 0.0, 2.0], dtype=torch.float64))
+    >>> measure = spectral_measure(A, probes=100, generator=torch.Generator().manual_seed(0))
+    >>> abs(measure.moment(1).value - 0.5) <= 4 * measure.moment(1).stderr
+    True
+    """
+    where = f"spectral_measure({A})"
+    require_symmetric(where, A)
+    steps = _checks.positive_int(where, "steps", steps)
+    probes = _checks.positive_int(where, "probes", probes)
+    _checks.generator(where, generator)
+    pairs = _outliers(where, A, deflate, generator, control)
+    rows = probing.draw(A, probes, kind=kind, generator=generator)
+    if reorthogonalise == "auto":
+        reorthogonalise = rows.numel() * rows.element_size() * (steps + 1) <= _MEMORY
+    run = Recurrence(
+        A,
+        rows,
+        steps,
+        reorthogonalise=bool(reorthogonalise),
+        outside=None if pairs is None else pairs.vectors,
+    )
+    identity = f"{A}, steps={steps}, probes={probes}, {kind}, reorthogonalise={reorthogonalise}"
+    interrupted = run.run(Watch("spectral_measure", identity, run.state, **control))
+    outliers = torch.empty(0) if pairs is None else pairs.values.cpu()
+    status = Status.INTERRUPTED if interrupted else Status.DONE
+    spent = run.products + (0 if pairs is None or pairs is deflate else pairs.products)
+    return _assemble(run, outliers.double(), A.shape[0], spent, status)
+
+
+def _outliers(
+    where: str,
+    A: LinearOperator,
+    deflate: int | EigenPairs,
+    generator: torch.Generator,
+    control: Control,
+) -> EigenPairs | None:
+    """The eigenpairs to take out: given, or found (with a checkpoint of their own)."""
+    if isinstance(deflate, EigenPairs):
+        return deflate
+    count = _checks.positive_int(where, "deflate", deflate, minimum=0)
+    if count == 0:
+        return None
+    if count >= A.shape[0]:
+        msg = f"{where}: deflate must leave a bulk, got {count} of {A.shape[0]} dimensions"
+        raise _checks.CurvescopeError(msg)
+    control = control.copy()
+    path = control.get("checkpoint")
+    if path is not None:
+        control["checkpoint"] = Path(f"{path}.outliers")
+    return eigenpairs(A, count, generator=generator, **control)
+
+
+def _assemble(
+    run: Recurrence, outliers: Tensor, n: int, products: int, status: Status
+) -> SpectralMeasure:
+    """Quadratures of all probes, padded to the same length."""
+    rules, ends = [], []
+    for probe in range(run.probes):
+        alphas, betas = run.coefficients(probe)
+        rules.append(quadrature(alphas, betas))
+        ends.append(_enclosure(alphas, betas))
+    longest = max(len(nodes) for nodes, _ in rules)
+    nodes = torch.stack([_padded(t, longest, float(t[-1]) if len(t) else 0.0) for t, _ in rules])
+    weights = torch.stack([_padded(w, longest, 0.0) for _, w in rules])
+    support = (min(low for low, _ in ends), max(high for _, high in ends))
+    share = (n - len(outliers)) / n
+    return SpectralMeasure(nodes, weights * share, outliers, n, support, products, status)
+
+
+def quadrature(alphas: Tensor, betas: Tensor) -> tuple[Tensor, Tensor]:
+    """Gauss nodes, ascending, and weights of a tridiagonal matrix (Golub and Welsch 1969).
+
+    >>> quadrature(torch.zeros(2).double(), torch.ones(2).double())[1]
+    tensor([0.5000, 0.5000], dtype=torch.float64)
+    """
+    if len(alphas) < 2:
+        return alphas.clone(), torch.ones_like(alphas)
+    nodes, vectors = eigh_tridiagonal(alphas.numpy(), betas[:-1].numpy())
+    return torch.from_numpy(nodes), torch.from_numpy(vectors[0] ** 2)
+
+
+def _enclosure(alphas: Tensor, betas: Tensor) -> tuple[float, float]:
+    """Ritz values and, after ``M0`` steps, the outermost ones widened by their residuals."""
+    if len(alphas) == 0:
+        return 0.0, 0.0
+    m = min(len(alphas), _NORMALISATION_STEPS)
+    all_nodes, _ = quadrature(alphas, betas)
+    if m == 1:
+        low = high = float(alphas[0])
+        reach = (float(betas[0]), float(betas[0]))
+    else:
+        values, vectors = eigh_tridiagonal(alphas[:m].numpy(), betas[: m - 1].numpy())
+        low, high = float(values[0]), float(values[-1])
+        last = float(betas[m - 1])
+        reach = (last * abs(float(vectors[-1, 0])), last * abs(float(vectors[-1, -1])))
+    return min(low - reach[0], float(all_nodes[0])), max(high + reach[1], float(all_nodes[-1]))
+
+
+def _padded(x: Tensor, length: int, value: float) -> Tensor:
+    return torch.nn.functional.pad(x, (0, length - len(x)), value=value)

@@ -1,0 +1,142 @@
+"""How much of the spectrum sits at zero: measured (FF App. D) and bounded (FF §3.2)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from curvescope import _checks
+from curvescope._checks import CurvescopeError
+from curvescope.spectra.estimate import Estimate, Samples
+from curvescope.spectra.measure import SpectralMeasure
+
+_NEURONS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Bilinear)
+
+
+@dataclass(frozen=True)
+class RankDegeneracy:
+    """The mass of the Ritz value nearest zero, and of the two nearest together.
+
+    ``nearest`` and ``pair`` are shares of the dimension (FF's "degeneracy"); ``nearest_value`` and
+    ``pair_value`` are where these masses sit, the second a weighted mean. The pair is the remedy of
+    FF App. D for an indefinite spectrum, whose mass at zero splits between two Ritz values.
+    """
+
+    nearest: Estimate[float]
+    nearest_value: float
+    pair: Estimate[float]
+    pair_value: float
+
+
+def rank_degeneracy(measure: SpectralMeasure) -> RankDegeneracy:
+    """The spectral mass at zero, read off a quadrature, averaged over its probes (FF App. D).
+
+    ``1 − nearest.value`` times the dimension is the rank that the probes see. The papers take 100
+    steps; with more of them the mass may split among several Ritz values.
+
+    >>> from curvescope.operators.simple import Diagonal
+    >>> from curvescope.spectra.measure import spectral_measure
+    >>> A = Diagonal(torch.cat([torch.zeros(900), torch.linspace(1, 2, 100)]).double())
+    >>> measure = spectral_measure(A, steps=20, generator=torch.Generator().manual_seed(0))
+    >>> abs(rank_degeneracy(measure).nearest.value - 0.9) < 0.05
+    True
+    """
+    one, two = Samples(()), Samples(())
+    places = torch.zeros(2, 2, dtype=torch.float64)  # mass and mass · value, for one and two
+    for nodes, weights in zip(measure.nodes, measure.weights, strict=True):
+        theta, mass = _without_ghosts(nodes, weights)
+        order = torch.argsort(theta.abs(), stable=True)
+        for row, (samples, count) in enumerate(((one, 1), (two, 2))):
+            chosen = order[:count]
+            samples.add(mass[chosen].sum()[None])
+            places[row, 0] += mass[chosen].sum()
+            places[row, 1] += (mass[chosen] * theta[chosen]).sum()
+    values = places[:, 1] / places[:, 0].clamp(min=torch.finfo(torch.float64).tiny)
+    return RankDegeneracy(
+        one.estimate(measure.products, measure.status),
+        float(values[0]),
+        two.estimate(measure.products, measure.status),
+        float(values[1]),
+    )
+
+
+def _without_ghosts(nodes: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Ritz values and masses with rounding removed.
+
+    Once a Ritz value has converged, rounding lets copies of it appear: values that agree to 1e-8 of
+    the largest are one, and a mass below 1e-12, less than one eigenvalue of any network has, is none.
+    """
+    first = torch.ones_like(nodes, dtype=torch.bool)  # nodes ascend
+    first[1:] = nodes.diff() > 1e-8 * nodes.abs().max()
+    group = torch.cumsum(first, 0) - 1
+    mass = torch.zeros(int(group[-1]) + 1, dtype=weights.dtype).index_add_(0, group, weights)
+    centre = torch.zeros_like(mass).index_add_(0, group, weights * nodes)
+    real = mass > 1e-12
+    return centre[real] / mass[real], mass[real]
+
+
+def neuron_rank_bound(neurons: Sequence[int], inputs: int, classes: int) -> int:
+    """``4 · d_y · (Σ_l N_l + d_x)``: FF's bound of the rank of a network's Hessian (§3.2).
+
+    FF's VGG-16 counts a neuron per channel and 1024 inputs (spec K.10):
+
+    >>> neuron_rank_bound([13416], inputs=1024, classes=10)
+    577600
+    """
+    where = "neuron_rank_bound(neurons, inputs, classes)"
+    counts = [_checks.positive_int(where, "every entry of neurons", n) for n in neurons]
+    inputs = _checks.positive_int(where, "inputs", inputs)
+    return 4 * _checks.positive_int(where, "classes", classes) * (sum(counts) + inputs)
+
+
+def rank_bound(
+    model: nn.Module, input_shape: Sequence[int], classes: int, *, count: str = "channels"
+) -> int:
+    """FF's rank bound for a model, its neurons counted in one forward pass (SP-8).
+
+    Every linear and convolutional layer that the pass reaches counts once: ``count="channels"`` by
+    its output features or channels, as FF does; ``"activations"`` by its output entries for one
+    sample, which the argument of §3.2 (paths through neurons) needs where weights are shared over
+    positions. ``d_x`` is the number of entries of ``input_shape``, without the batch. FF argues
+    for plain feed-forward networks; a bound above the number of parameters says nothing.
+
+    >>> mlp = nn.Sequential(nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 10))
+    >>> rank_bound(mlp, (784,), 10)         # 4 · 10 · (100 + 10 + 784)
+    35760
+    """
+    where = "rank_bound(model, input_shape, classes)"
+    _checks.one_of(where, "count", count, ("channels", "activations"))
+    shape = [_checks.positive_int(where, "every entry of input_shape", n) for n in input_shape]
+    neurons = _neurons(model, shape, count)
+    if not neurons:
+        msg = f"{where}: no linear or convolutional layer was reached; use neuron_rank_bound"
+        raise CurvescopeError(msg)
+    return neuron_rank_bound(neurons, math.prod(shape), classes)
+
+
+def _neurons(model: nn.Module, shape: list[int], count: str) -> list[int]:
+    """Neurons of every layer that one sample passes, in order; the model is left as it was."""
+    seen: dict[nn.Module, int] = {}
+
+    def record(module: nn.Module, _: object, output: Tensor) -> None:
+        axis = 1 if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) else -1
+        seen[module] = output.shape[axis] if count == "channels" else output.numel()
+
+    layers = [module for module in model.modules() if isinstance(module, _NEURONS)]
+    hooks = [module.register_forward_hook(record) for module in layers]
+    modes = [(module, module.training) for module in model.modules()]
+    parameter = next(model.parameters(), torch.empty(0))
+    try:
+        model.eval()
+        with torch.no_grad():
+            model(torch.zeros(1, *shape, dtype=parameter.dtype, device=parameter.device))
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, training in modes:
+            module.training = training
+    return list(seen.values())
