@@ -27,7 +27,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
 from workloads import WORKLOADS
 
 COLUMNS = 16
@@ -52,7 +51,9 @@ def curvescope_streamed(model: nn.Module, X: Tensor, y: Tensor, V: Tensor) -> di
     return _curvescope(model, X, y, V, keep=False)
 
 
-def _curvescope(model: nn.Module, X: Tensor, y: Tensor, V: Tensor, keep: bool) -> dict[str, Product]:
+def _curvescope(
+    model: nn.Module, X: Tensor, y: Tensor, V: Tensor, keep: bool
+) -> dict[str, Product]:
     import curvescope as cs
 
     # Two problems, so that the Gauss–Newton operator does not profit from the Hessian's recording.
@@ -175,7 +176,7 @@ def _split(model: nn.Module, flat: Tensor) -> list[Tensor]:
     return [piece.reshape(p.shape) for piece, p in zip(pieces, params, strict=True)]
 
 
-# Measuring --------------------------------------------------------------------------------------------
+# Measuring --------------------------------------------------------------------------------------
 
 
 def seconds(thunk: Product, device: str) -> float:
@@ -214,13 +215,15 @@ def measure(workload: str, device: str, names: list[str], rounds: int) -> dict[s
     for name in names:
         try:
             tasks = CONTESTANTS[name](model, X, y, V)
-        except Exception as error:  # noqa: BLE001 - a peer that cannot run is reported, not hidden
-            failures[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        except Exception as error:
+            failures[name] = (
+                f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            )
             continue
         for task, thunk in tasks.items():
             try:
                 result = reference(thunk, COLUMNS if task[1] == "V" else 1, size).detach().double()
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:
                 failures[f"{name} {task}"] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
                 continue
             truth.setdefault(task, result)
@@ -238,7 +241,11 @@ def measure(workload: str, device: str, names: list[str], rounds: int) -> dict[s
             times[key].append(seconds(thunk, device))
     base = median(grads)
     ratios = {
-        name: {task: round(median(times[name, task]) / base, 3) for task in TASKS if (name, task) in times}
+        name: {
+            task: round(median(times[name, task]) / base, 3)
+            for task in TASKS
+            if (name, task) in times
+        }
         for name in names
     }
     return {"gradient_ms": round(base * 1e3, 3), "parameters": size, "samples": len(X),
@@ -278,7 +285,13 @@ def memories(workload: str, device: str, names: list[str]) -> dict[str, dict[str
 
 
 def versions() -> dict[str, str]:
-    packages = ["torch", "curvlinops-for-pytorch", "PyHessian", "backpack-for-pytorch", "nngeometry"]
+    packages = [
+        "torch",
+        "curvlinops-for-pytorch",
+        "PyHessian",
+        "backpack-for-pytorch",
+        "nngeometry",
+    ]
     found = {}
     for package in packages:
         try:
@@ -294,17 +307,24 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", default=["MLP", "LeNet5", "VGG11-W64"])
     parser.add_argument("--contestants", nargs="+", default=list(CONTESTANTS))
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--tuned", action="store_true", help="cuDNN benchmark mode for everybody")
     parser.add_argument("--memory", action="store_true", help="measure peak memory too")
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--peak", nargs=3, default=None, help=argparse.SUPPRESS)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark = options.tuned
     if options.peak:
         print(peak_memory(options.peak[0], options.device, *options.peak[1:]))
         return
-    report: dict[str, Any] = {"versions": versions(), "device": _device(options.device),
-                              "threads": torch.get_num_threads(), "columns": COLUMNS, "workloads": {}}  # fmt: skip
+    report: dict[str, Any] = {
+        "versions": versions(),
+        "device": _device(options.device),
+        "columns": COLUMNS,
+        "cudnn_benchmark": options.tuned,
+        "workloads": {},
+    }
     for workload in options.workloads:
         result = measure(workload, options.device, options.contestants, options.rounds)
         if options.memory:

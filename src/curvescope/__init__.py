@@ -1,4 +1,4 @@
-"""curvescope: the curvature of neural networks, exactly where possible, with error bars where not."""
+"""The curvature of neural networks: exact where possible, with error bars where not."""
 
 from curvescope._checks import CurvescopeError, ModelError
 from curvescope.operators.algebra import deflate, knockout

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def child(generator: torch.Generator) -> torch.Generator:
-    """A new CPU generator whose stream is decided by, and independent of, its parent's next draw."""
+    """A new CPU generator, seeded by the next draw of its parent."""
     seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
     return torch.Generator().manual_seed(seed)
 

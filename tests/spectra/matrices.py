@@ -39,6 +39,9 @@ class Counting(LinearOperator):
         super().__init__(A.shape, dtype=A.dtype, device=A.device, symmetric=True, psd=A.psd)
         self.original, self.columns, self.calls = A, 0, 0
 
+    def __repr__(self) -> str:
+        return repr(self.original)  # a checkpoint of one belongs to the other
+
     def _matmat(self, X: Tensor) -> Tensor:
         self.columns += X.shape[1]
         self.calls += 1

@@ -33,7 +33,7 @@ from curvescope.spectra import (
 from tests.spectra.matrices import Counting, Interrupting, hessian_like, rotated, seeded
 
 MATRIX = rotated(hessian_like(150))
-REPEATED = rotated(torch.tensor([5.0] * 4 + [3.0] * 3 + [0.1] * 60).double() * torch.ones(67))
+REPEATED = rotated(torch.tensor([5.0] * 4 + [3.0] * 3 + [0.1] * 60).double())
 
 Run = Callable[..., Any]
 
@@ -104,12 +104,11 @@ def test_progress_is_told(name: str) -> None:
     result = ALL[name](MATRIX, progress=told.append)
     assert told
     last = [p for p in told if p.task == told[-1].task][-1]
-    assert last.done == last.total or name == "lanczos"
-    assert last.remaining == pytest.approx(0.0) or last.done < last.total
-    assert all(
-        a.seconds <= b.seconds for a, b in zip(told, told[1:], strict=False) if a.task == b.task
-    )
-    assert last.products <= result.products
+    assert last.done == last.total
+    assert last.remaining == 0
+    # a deflated measure reports its two parts one after the other
+    assert last.products == result.products or name in ("deflated_measure", "hutch++")
+    assert last.seconds > 0
 
 
 @pytest.mark.parametrize("name", RESUMABLE)
@@ -159,7 +158,8 @@ def test_a_killed_examination_continues_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [n for n in ALL if n not in ("xtrace", "kpm")])
 def test_ctrl_c_returns_what_is_there_when_asked(name: str) -> None:
-    A = Interrupting(MATRIX, at=7)
+    at = 25 if name == "deflated_measure" else 4
+    A = Interrupting(MATRIX, at)
     result = ALL[name](A, on_interrupt="return")
     assert result.status is Status.INTERRUPTED
     assert 0 < result.products <= A.columns
@@ -168,7 +168,7 @@ def test_ctrl_c_returns_what_is_there_when_asked(name: str) -> None:
         if isinstance(value, Tensor):
             assert not bool(torch.isnan(value).any()), field.name
     with pytest.raises(KeyboardInterrupt):
-        ALL[name](Interrupting(MATRIX, at=7))
+        ALL[name](Interrupting(MATRIX, at))
 
 
 def test_interrupted_results_are_the_shorter_run_s() -> None:
@@ -191,8 +191,9 @@ def test_interrupted_before_the_first_product() -> None:
     assert (len(pairs.values), pairs.converged) == (0, False)
     estimate = trace(Interrupting(MATRIX, at=0), generator=seeded(), on_interrupt="return")
     assert (estimate.value, estimate.stderr) == (0.0, float("inf"))
-    with pytest.raises(CurvescopeError, match="interrupted before the first step"):
-        logdet(Interrupting(MATRIX, at=0), damping=5, generator=seeded(), on_interrupt="return")
+    for nothing in ("lanczos", "spectral_measure", "deflated_measure", "logdet"):
+        with pytest.raises(KeyboardInterrupt):
+            ALL[nothing](Interrupting(MATRIX, at=0), on_interrupt="return")
 
 
 def test_a_real_ctrl_c_finishes_the_step_and_saves(tmp_path: Path) -> None:
@@ -218,7 +219,7 @@ def test_more_steps_continue_a_finished_run(tmp_path: Path) -> None:
     longer = lanczos(more, 35, generator=seeded(), checkpoint=path)
     assert more.columns == 15
     assert_identical(longer, lanczos(MATRIX, 35, generator=seeded()))
-    with pytest.raises(CurvescopeError, match="checkpoint has 20 steps, more than the 10"):
+    with pytest.raises(CurvescopeError, match="checkpoint has 30 steps, more than the 10"):
         lanczos(MATRIX, 10, generator=seeded(), checkpoint=path)
 
 

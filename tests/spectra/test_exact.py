@@ -52,7 +52,9 @@ def test_dual_has_the_same_spectrum() -> None:
 
 
 def test_too_large_says_the_size_and_what_else_to_use() -> None:
-    with pytest.raises(CurvescopeError, match="100 × 100 entries .* use spectral_measure or eigen"):
+    with pytest.raises(
+        CurvescopeError, match=r"100 × 100 entries .* use spectral_measure or eigen"
+    ):
         exact_spectrum(Diagonal(torch.ones(100)), limit=99)
     big = Factored(torch.randn(50, 30, dtype=F64, generator=seeded()))
     with pytest.raises(CurvescopeError, match="its Gram form 30 × 30"):

@@ -1,1 +1,1 @@
-"""A batch as a linear program: derivatives of a model at its weights, recorded once, applied often."""
+"""A batch as a linear program: a model's derivatives, recorded once and applied often."""

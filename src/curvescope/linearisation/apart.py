@@ -39,7 +39,7 @@ def _normalise_backward(g: Tensor, xhat: Tensor, rstd: Tensor, dims: Sequence[in
     return rstd * (g - _mean(g, dims) - xhat * _mean(g * xhat, dims))
 
 
-# Layer and root-mean-square norm: over the last dimensions ----------------------------------------
+# Layer and root-mean-square norm: over the last dimensions --------------------------------------
 
 
 def _last(x: Tensor, shape: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -80,7 +80,7 @@ def rms_norm_backward(
     return gx, (_sum(g * xhat, rest) if mask[1] else None)
 
 
-# Batch norm: over everything but the channels -------------------------------------------------------
+# Batch norm: over everything but the channels ---------------------------------------------------
 
 
 def _channels(t: Tensor, x: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ def cudnn_batch_norm_backward(
     return batch_norm_backward(g, x, w, None, None, saved_mean, saved_rstd, True, eps, mask)
 
 
-# Group norm: over the channels of a group and all positions -----------------------------------------
+# Group norm: over the channels of a group and all positions -------------------------------------
 
 
 def group_norm(
@@ -171,7 +171,7 @@ def group_norm_backward(
     return gx, gw, (_sum(g, over) if mask[2] else None)
 
 
-# Weight norm --------------------------------------------------------------------------------------
+# Weight norm ------------------------------------------------------------------------------------
 
 
 def _all_but(t: Tensor, dim: int) -> list[int]:
@@ -191,7 +191,7 @@ def weight_norm_backward(
     return (g / norm) * (grad - v * (along / norm)), along
 
 
-# Softmax, backwards -----------------------------------------------------------------------------------
+# Softmax, backwards -----------------------------------------------------------------------------
 
 
 def softmax_backward(g: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:

@@ -84,7 +84,7 @@ class TapeBatch(LinearisedBatch):
         """Whether a convolution is among the steps; it decides how columns are best taken."""
         return any("convolution" in step.name for step in self._forward)
 
-    # Recording ------------------------------------------------------------------------------------
+    # Recording ----------------------------------------------------------------------------------
 
     def record_backward(self, u: Tensor | None = None, *, second_order: bool = True) -> Columns:
         """Record ``Jᵀ u`` (default: the loss gradient) and return it; the graph is freed."""
@@ -110,9 +110,7 @@ class TapeBatch(LinearisedBatch):
         return gradients
 
     def _pull(self, u: Tensor) -> Columns:
-        pieces = torch.autograd.grad(
-            self._z, list(self._variables.values()), u, allow_unused=True
-        )
+        pieces = torch.autograd.grad(self._z, list(self._variables.values()), u, allow_unused=True)
         return {n: g for n, g in zip(self._variables, pieces, strict=True) if g is not None}
 
     def _release(self) -> None:
@@ -120,13 +118,11 @@ class TapeBatch(LinearisedBatch):
         del self._z, self._recorder
         self._variables = {}
 
-    # Products -------------------------------------------------------------------------------------
+    # Products -----------------------------------------------------------------------------------
 
     def push_forward(self, vectors: Columns) -> Tensor:
         """``J v`` for the columns, before the backward pass is recorded."""
-        program = cut(
-            self._forward, self._recorder.sizes, self._seeds(vectors), [self._output]
-        )
+        program = cut(self._forward, self._recorder.sizes, self._seeds(vectors), [self._output])
         tangents = self._seeded(vectors)
         program.run(tangents, columns=_several(vectors))
         return _lifted(tangents[self._output], vectors)
@@ -173,7 +169,9 @@ class TapeBatch(LinearisedBatch):
             wanted = [self._gradients[n] for n in names if n in self._gradients]
             later = [self._cotangent] if mix.outputs else []
             if mix.residual:
-                reached = seeds | cut(self._forward, self._sizes, seeds, range(self._cotangent)).slots
+                reached = (
+                    seeds | cut(self._forward, self._sizes, seeds, range(self._cotangent)).slots
+                )
                 backward = cut(self._backward, self._sizes, [*reached, *later], wanted)
                 inside = [self._output] if mix.outputs else []
                 forward = cut(self._forward, self._sizes, seeds, [*backward.reads, *inside])

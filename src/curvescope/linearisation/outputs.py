@@ -88,7 +88,7 @@ class Mix:
         return torch.zeros_like(t) if total is None else total
 
     def psd(self, *, convex: bool) -> bool:
-        """Whether the matrix is positive semi-definite by its form; ``convex`` speaks of the loss."""
+        """Whether the matrix is positive semi-definite by its form, given that of the loss."""
         return self.residual == 0.0 and all(
             c >= 0 and (convex or not isinstance(matrix, LossHessian)) for matrix, c in self.outputs
         )

@@ -18,12 +18,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from curvescope._checks import ModelError
 from curvescope.linearisation.apart import APART
-from curvescope.linearisation.rules import Call, Untraceable, linear_step
+from curvescope.linearisation.rules import Call, Untraceable, flatten, linear_step
 from curvescope.linearisation.tape import Step
 
 aten = torch.ops.aten
@@ -42,7 +41,7 @@ class Recorder(TorchDispatchMode):
     """Context in which operations on known tensors are noted; ``drain`` makes steps of them."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._calls: list[tuple[Call, tuple[int | None, ...], tuple[int | None, ...]]] = []
         self.sizes: list[int] = []  # elements of each slot
         self.forward_slots: int | None = None  # set when the backward pass begins
@@ -126,7 +125,7 @@ class Recorder(TorchDispatchMode):
             return out
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise ModelError(_RANDOM.format(func))
-        leaves = pytree.tree_leaves((args, kwargs))
+        leaves = flatten(args, kwargs)
         active = [i for i, leaf in enumerate(leaves) if self._varies(leaf)]
         if not active:
             out = func(*args, **kwargs)
@@ -149,15 +148,10 @@ class Recorder(TorchDispatchMode):
             for i, leaf in enumerate(leaves)
             if isinstance(leaf, Tensor) and i not in active and id(leaf) in self._slots
         }
-        if hidden:
-            leaves, spec = pytree.tree_flatten((args, kwargs))
-            args, kwargs = pytree.tree_unflatten(
-                [hidden.get(i, leaf) for i, leaf in enumerate(leaves)], spec
-            )
         outer, self._nested = self._nested, True
         try:
             with self:
-                return APART[func](*args, **kwargs)
+                return Call(APART[func], args, kwargs, None, active).run(hidden)
         finally:
             self._nested = outer
 
@@ -165,7 +159,7 @@ class Recorder(TorchDispatchMode):
         """An in-place operation is its functional form, after which the tensor has a new slot."""
         target = args[0]
         self._refuse_shared(target)
-        leaves = pytree.tree_leaves((args, kwargs))
+        leaves = flatten(args, kwargs)
         if func in _INPLACE:
             out = func(*args, **kwargs)
             functional = _INPLACE[func]
@@ -181,8 +175,7 @@ class Recorder(TorchDispatchMode):
     def _record(
         self, func: Any, args: Any, kwargs: Any, out: Any, active: list[int], leaves: list[Any]
     ) -> None:
-        call = Call(func, args, kwargs, out)
-        call.active = active
+        call = Call(func, args, kwargs, out, active)
         sources = tuple(
             self._slots[id(leaf)][0] if i in active else None for i, leaf in enumerate(leaves)
         )

@@ -1,9 +1,9 @@
 """A sweep over the data: which batches are kept linearised, how many columns go at once.
 
 Linearising a batch costs about one gradient, and applying it about one more. A first product
-therefore streams: each batch is linearised, applied and dropped, with the memory of one batch. From
-the second product on the linearised batches are kept when they fit into half of the free memory, and
-a product costs only the application.
+therefore streams: each batch is linearised, applied and dropped, with the memory of one batch.
+From the second product on the linearised batches are kept when they fit into half of the free
+memory, and a product costs only the application.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from curvescope.problem.problem import Problem
 log = logging.getLogger("curvescope")
 
 SHARE = 0.5  # of the free memory that kept batches, or the columns of one product, may take
-COLUMNS_BYTES = 64 << 20  # on the CPU, tangents that leave the cache cost more than they save
+COLUMNS_BYTES = 16 << 20  # on the CPU, tangents that leave the cache cost more than they save
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Sweep:
         self._engine = "tape"
         self._said = False
 
-    # Linearising ------------------------------------------------------------------------------------
+    # Linearising --------------------------------------------------------------------------------
 
     def _linearise(self, batch: Batch, *, second_order: bool) -> LinearisedBatch:
         """A batch ready for repeated products."""
@@ -108,7 +108,9 @@ class Sweep:
         self._engine = "graph"
         if not self._said:
             self._said = True
-            log.warning("the model is differentiated by autograd graphs, which is slower: %s", reason)
+            log.warning(
+                "the model is differentiated by autograd graphs, which is slower: %s", reason
+            )
 
     def footprint(self, *, second_order: bool = True) -> Footprint:
         """What keeping would take, measured on the first batch."""
@@ -118,14 +120,16 @@ class Sweep:
         except Untraceable as reason:
             self._give_up_tape(str(reason))
             first = self._linearise(batch, second_order=second_order)
-        return Footprint(self._bytes(first), self.problem.data.length, memory.free(self.problem.device))
+        return Footprint(
+            self._bytes(first), self.problem.data.length, memory.free(self.problem.device)
+        )
 
     def _bytes(self, batch: LinearisedBatch) -> int:
         own = {p.untyped_storage().data_ptr() for p in self.problem.model.parameters()}
         tensors = batch.residuals()
         return memory.size(t for t in tensors if t.untyped_storage().data_ptr() not in own)
 
-    # Products ---------------------------------------------------------------------------------------
+    # Products -----------------------------------------------------------------------------------
 
     def product(self, mix: Mix, space: ParamSpace, X: Tensor, how: Options) -> Tensor:
         """``[P, k]`` to ``[P, k]``: the mean over all terms."""
@@ -143,9 +147,7 @@ class Sweep:
             raise CurvescopeError(msg)
         return total.div_(count).T
 
-    def _pass(
-        self, mix: Mix, space: ParamSpace, rows: Tensor, how: Options
-    ) -> tuple[Tensor, int]:
+    def _pass(self, mix: Mix, space: ParamSpace, rows: Tensor, how: Options) -> tuple[Tensor, int]:
         second_order = mix.residual != 0.0
         if how.keep is False:
             return self._stream(mix, space, rows, how.columns)
@@ -192,7 +194,10 @@ class Sweep:
         if fits:
             log.info("keeping the linearisation: %s", footprint)
         elif keep is True:
-            msg = f"keep=True: the linearisation does not fit into half of the free memory ({footprint}); use keep=False or smaller data"
+            msg = (
+                "keep=True: the linearisation does not fit into half of the free memory "
+                f"({footprint}); use keep=False or less data"
+            )
             raise CurvescopeError(msg)
         else:
             log.info("streaming, the linearisation does not fit: %s", footprint)
@@ -284,5 +289,3 @@ def sweep_of(problem: Problem) -> Sweep:
     if problem not in _SWEEPS:
         _SWEEPS[problem] = Sweep(problem)
     return _SWEEPS[problem]
-
-

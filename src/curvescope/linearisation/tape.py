@@ -107,5 +107,9 @@ def _with_lifetimes(
     made = {t for step in steps for t in step.targets if t is not None}
     read = {s for step in steps for s in step.sources if s is not None and s in reached}
     return Program(
-        tuple(instructions), widest, frozenset(made | seeds), frozenset(keep), frozenset(read - made)
+        tuple(instructions),
+        widest,
+        frozenset(made | seeds),
+        frozenset(keep),
+        frozenset(read - made),
     )

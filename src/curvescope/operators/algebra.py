@@ -17,9 +17,12 @@ class HasEigenPairs(Protocol):
     """Anything with eigenvalues ``[k]`` and orthonormal eigenvectors ``[n, k]``."""
 
     @property
-    def values(self) -> Tensor: ...
+    def values(self) -> Tensor:
+        """Eigenvalues ``[k]``."""
+
     @property
-    def vectors(self) -> Tensor: ...
+    def vectors(self) -> Tensor:
+        """Eigenvectors ``[n, k]``."""
 
 
 def _common(where: str, a: LinearOperator, b: LinearOperator) -> None:
@@ -147,9 +150,7 @@ class Submatrix(LinearOperator):
 
     def __init__(self, A: LinearOperator, start: int, stop: int) -> None:
         n = stop - start
-        super().__init__(
-            (n, n), dtype=A.dtype, device=A.device, symmetric=A.symmetric, psd=A.psd
-        )
+        super().__init__((n, n), dtype=A.dtype, device=A.device, symmetric=A.symmetric, psd=A.psd)
         self._original, self._range = A, slice(start, stop)
 
     def _padded(self, X: Tensor) -> Tensor:

@@ -8,7 +8,8 @@ not methods of it: they are functions in :mod:`curvescope.spectra`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -104,8 +105,8 @@ class LinearOperator(ABC):
         """The same operator for SciPy (NumPy arrays in, NumPy arrays out, on the CPU)."""
         import scipy.sparse.linalg
 
-        def product(apply):  # type: ignore[no-untyped-def]
-            def call(x):  # type: ignore[no-untyped-def]
+        def product(apply: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
+            def call(x: Any) -> Any:
                 tensor = torch.as_tensor(x).to(self.device, self.dtype)
                 with torch.no_grad():
                     y = apply(tensor if tensor.ndim == 2 else tensor[:, None])
@@ -149,4 +150,6 @@ class LinearOperator(ABC):
     def __repr__(self) -> str:
         facts = ", psd" if self.psd else ", symmetric" if self.symmetric else ""
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"{type(self).__name__}({self.shape[0]}×{self.shape[1]}, {dtype}, {self.device}{facts})"
+        return (
+            f"{type(self).__name__}({self.shape[0]}×{self.shape[1]}, {dtype}, {self.device}{facts})"
+        )

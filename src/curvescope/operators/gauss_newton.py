@@ -13,11 +13,11 @@ from curvescope.problem import Problem
 
 
 class GaussNewton(Curvature):
-    """``G = (1/N) Σ_n J_nᵀ (∂²ℓ/∂z²) J_n`` (OP-3); for cross-entropy ``∂²ℓ = diag(p) − p pᵀ`` (TR 5.1).
+    """``G = (1/N) Σ_n J_nᵀ (∂²ℓ/∂z²) J_n`` (OP-3).
 
-    For the three standard losses it equals the Fisher information matrix. Positive semi-definite
-    when the loss is convex in the output, as those are. A streamed product costs about 1.6
-    gradients, a kept one about 1.1.
+    For cross-entropy ``∂²ℓ/∂z² = diag(p) − p pᵀ`` (TR 5.1). For the three standard losses
+    G equals the Fisher information matrix. It is positive semi-definite when the loss is convex in
+    the output, as those are. A streamed product costs about 1.6 gradients, a kept one about 1.1.
 
     >>> from torch import nn
     >>> model = nn.Linear(1, 1, bias=False).double()
@@ -36,7 +36,9 @@ class GaussNewton(Curvature):
         columns: int | None = None,
         cuda_graph: bool = False,
     ) -> None:
-        super().__init__(problem, Mix(0.0, ((LossHessian(), 1.0),)), options=Options(keep, columns, cuda_graph))
+        super().__init__(
+            problem, Mix(0.0, ((LossHessian(), 1.0),)), options=Options(keep, columns, cuda_graph)
+        )
 
 
 class MonteCarloFisher(Curvature):
@@ -59,7 +61,10 @@ class MonteCarloFisher(Curvature):
         _checks.positive_int("MonteCarloFisher", "samples", samples)
         source = _checks.generator("MonteCarloFisher", generator)
         if isinstance(problem, Problem) and problem.data.shuffles:
-            msg = "MonteCarloFisher(problem): draws belong to samples, so the loader must not shuffle; use shuffle=False"
+            msg = (
+                "MonteCarloFisher(problem): draws belong to samples, so the loader must not "
+                "shuffle; use shuffle=False"
+            )
             raise CurvescopeError(msg)
         seed = int(torch.randint(2**62, (), generator=source, device=source.device))
         mix = Mix(0.0, ((SampledFisher(int(samples), seed), 1.0),))
@@ -67,7 +72,7 @@ class MonteCarloFisher(Curvature):
 
 
 class EmpiricalFisher(Curvature):
-    """``(1/N) Σ_n g_n g_nᵀ`` with ``g_n`` the gradient of the n-th term of the loss at its own target.
+    """``(1/N) Σ_n g_n g_nᵀ``, ``g_n`` the gradient of the n-th term of the loss at its own target.
 
     A term is a position for cross-entropy, a sample for every other loss. This is the second moment
     of the gradients, not the Fisher matrix: it vanishes where every sample is fitted.
@@ -81,4 +86,6 @@ class EmpiricalFisher(Curvature):
         columns: int | None = None,
         cuda_graph: bool = False,
     ) -> None:
-        super().__init__(problem, Mix(0.0, ((GradientOuter(), 1.0),)), options=Options(keep, columns, cuda_graph))
+        super().__init__(
+            problem, Mix(0.0, ((GradientOuter(), 1.0),)), options=Options(keep, columns, cuda_graph)
+        )

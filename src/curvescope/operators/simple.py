@@ -49,7 +49,9 @@ class Diagonal(LinearOperator):
 
     def __init__(self, entries: Tensor) -> None:
         if entries.ndim != 1 or not entries.is_floating_point():
-            msg = f"Diagonal(entries): needs a real vector, got {entries.dtype} {list(entries.shape)}"
+            msg = (
+                f"Diagonal(entries): needs a real vector, got {entries.dtype} {list(entries.shape)}"
+            )
             raise CurvescopeError(msg)
         n = entries.shape[0]
         super().__init__(
@@ -85,7 +87,9 @@ class LowRank(LinearOperator):
             [2., 2.]])
     """
 
-    def __init__(self, left: Tensor, scales: Tensor | None = None, right: Tensor | None = None) -> None:
+    def __init__(
+        self, left: Tensor, scales: Tensor | None = None, right: Tensor | None = None
+    ) -> None:
         scales = left.new_ones(left.shape[-1]) if scales is None else scales
         other = left if right is None else right
         if left.ndim != 2 or other.ndim != 2 or scales.shape != (left.shape[1],):
@@ -95,7 +99,8 @@ class LowRank(LinearOperator):
             )
             raise CurvescopeError(msg)
         if other.shape[1] != left.shape[1]:
-            msg = f"LowRank: both factors need the same rank, got {left.shape[1]} and {other.shape[1]}"
+            ranks = f"{left.shape[1]} and {other.shape[1]}"
+            msg = f"LowRank: both factors need the same rank, got {ranks}"
             raise CurvescopeError(msg)
         symmetric = right is None
         super().__init__(

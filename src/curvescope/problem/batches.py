@@ -82,7 +82,9 @@ _EMPTY = "Problem(data): the data is empty; at least one sample is needed"
 def _pair(item: Any) -> tuple[Any, Any]:
     if isinstance(item, Mapping):
         if "labels" not in item:
-            msg = f"Problem(data): a mapping needs the key 'labels' for its target, got {list(item)}"
+            msg = (
+                f"Problem(data): a mapping needs the key 'labels' for its target, got {list(item)}"
+            )
             raise CurvescopeError(msg)
         return {k: v for k, v in item.items() if k != "labels"}, item["labels"]
     if isinstance(item, tuple | list) and len(item) == 2:
@@ -92,7 +94,11 @@ def _pair(item: Any) -> tuple[Any, Any]:
 
 
 def _cut(inputs: Any, target: Any, batch_size: int | None) -> list[tuple[Any, Any]]:
-    lengths = {int(t.shape[0]) for t in pytree.tree_leaves((inputs, target)) if isinstance(t, Tensor) and t.ndim}
+    lengths = {
+        int(t.shape[0])
+        for t in pytree.tree_leaves((inputs, target))
+        if isinstance(t, Tensor) and t.ndim
+    }
     if len(lengths) != 1:
         msg = (
             "Problem(data): inputs and targets must have the same number of samples, got "

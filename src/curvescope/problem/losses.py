@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -25,11 +26,10 @@ class LossAt(ABC):
 
     count: int
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> LossAt:
-        """Each object has a place for samples that were drawn for it."""
-        self = super().__new__(cls)
-        self.draws: dict[Any, Tensor] = {}
-        return self
+    @cached_property
+    def draws(self) -> dict[Any, Tensor]:
+        """A place for the samples that were drawn at this output."""
+        return {}
 
     @abstractmethod
     def value(self) -> Tensor:
@@ -94,11 +94,11 @@ def as_loss(loss: str | nn.Module | Callable[..., Tensor] | Loss) -> Loss:
     return UserLoss(loss)
 
 
-# Cross-entropy ------------------------------------------------------------------------------------
+# Cross-entropy ----------------------------------------------------------------------------------
 
 
 class CrossEntropy(Loss):
-    """``−log softmax(z)[y]`` averaged over all positions; ``ignore`` marks positions that do not count.
+    """``−log softmax(z)[y]`` averaged over all positions but those whose target is ``ignore``.
 
     Classes are the last dimension when ``target.shape == output.shape[:-1]`` (``[N, C]``, and
     ``[N, T, C]`` as in language models), else the second one (torch's ``[N, C, …]``).
@@ -191,7 +191,7 @@ class CrossEntropyAt(LossAt):
         return torch.stack([self._minus_label(self._p, label) for label in labels])
 
 
-# Binary logistic and mean square: a term per sample --------------------------------------------------
+# Binary logistic and mean square: a term per sample ---------------------------------------------
 
 
 class _BySample(LossAt):
@@ -217,7 +217,9 @@ class BinaryLogistic(Loss):
             raise CurvescopeError(msg)
         y = target.to(output.dtype).reshape(output.shape)
         if bool(((y != 0) & (y != 1)).any()):
-            msg = f"binary_logistic: labels must be 0 or 1, got {float(y[(y != 0) & (y != 1)][0]):g}"
+            msg = (
+                f"binary_logistic: labels must be 0 or 1, got {float(y[(y != 0) & (y != 1)][0]):g}"
+            )
             raise CurvescopeError(msg)
         return BinaryLogisticAt(output, y)
 
@@ -292,7 +294,7 @@ class MeanSquareAt(_BySample):
         return self._scale**0.5 * noise.to(self._error.device)
 
 
-# Any other callable -----------------------------------------------------------------------------------
+# Any other callable -----------------------------------------------------------------------------
 
 
 class UserLoss(Loss):
@@ -334,9 +336,7 @@ class UserLossAt(_BySample):
         """See :class:`LossAt`."""
         if not self._g.requires_grad:  # a loss that is linear in the output
             return torch.zeros_like(t)
-        rows = [
-            torch.autograd.grad(self._g, self._z, column, retain_graph=True)[0] for column in t
-        ]
+        rows = [torch.autograd.grad(self._g, self._z, column, retain_graph=True)[0] for column in t]
         return torch.stack(rows) * self.count
 
     def sample(self, samples: int, generator: torch.Generator) -> Tensor:

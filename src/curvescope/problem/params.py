@@ -55,8 +55,8 @@ class ParamSpace:
             msg = (
                 "Problem(params): no parameter is selected"
                 if selection is not None
-                else "Problem(model): no parameter requires grad; set requires_grad_(True) on those "
-                "to differentiate by, or name them in params"
+                else "Problem(model): no parameter requires grad; set requires_grad_(True) on "
+                "those to differentiate by, or name them in params"
             )
             raise CurvescopeError(msg)
         return cls({n: s for n, s in everything._shapes.items() if n in chosen}, aliases)
@@ -126,7 +126,8 @@ class ParamSpace:
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """The inverse of :meth:`flatten`; the results are views where possible."""
         if vector.ndim not in (1, 2) or vector.shape[0] != self.size:
-            msg = f"ParamSpace.unflatten: needs [{self.size}] or [{self.size}, k], got {list(vector.shape)}"
+            needed = f"[{self.size}] or [{self.size}, k]"
+            msg = f"ParamSpace.unflatten: needs {needed}, got {list(vector.shape)}"
             raise CurvescopeError(msg)
         return {
             name: vector[self._slices[name]].reshape((*shape, *vector.shape[1:]))

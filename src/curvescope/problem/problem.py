@@ -29,8 +29,8 @@ class Problem:
 
     Args:
         model: any ``nn.Module``; its flags, gradients, buffers and weights are never changed.
-        data: ``(X, y)``, a ``DataLoader``, or an iterable of ``(input, target)`` batches; inputs may
-            be tensors, tuples or mappings. Batches are moved to the model's device.
+        data: ``(X, y)``, a ``DataLoader``, or an iterable of ``(input, target)`` batches; inputs
+            may be tensors, tuples or mappings. Batches are moved to the model's device.
         loss: ``"cross_entropy"``, ``"binary_logistic"``, ``"mse"``, a torch loss module, or any
             callable of ``(output, target)`` that averages over the samples.
         params: which parameters are variables: all that require grad (default), a layer or
@@ -74,7 +74,10 @@ class Problem:
         if batch_size is not None:
             _checks.positive_int("Problem", "batch_size", batch_size)
             if mode == "train":
-                msg = "Problem(batch_size): in mode='train' a batch is part of the loss; cut the data yourself"
+                msg = (
+                    "Problem(batch_size): in mode='train' the batches are part of the loss; give "
+                    "them as a list"
+                )
                 raise CurvescopeError(msg)
         self.data = Batches(data, self.device, batch_size)
         _check_weights(model)
@@ -155,7 +158,7 @@ class Problem:
             raise CurvescopeError(msg)
         return at
 
-    # Value, gradient, checks -----------------------------------------------------------------------
+    # Value, gradient, checks --------------------------------------------------------------------
 
     def value(self) -> Tensor:
         """The mean loss ``L(w)``; one forward pass."""
@@ -169,7 +172,9 @@ class Problem:
         self.check_unchanged()
         variables = self.variables()
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        slope = torch.zeros(self.params.size if gradient else 0, dtype=self.dtype, device=self.device)
+        slope = torch.zeros(
+            self.params.size if gradient else 0, dtype=self.dtype, device=self.device
+        )
         terms = 0
         with self.evaluation():
             for batch in self.batches():
@@ -210,12 +215,16 @@ class Problem:
             elif self.data.shuffles:
                 cause = "the loader shuffles and its samples change (random augmentation?)"
             else:
-                cause = "the data changes between passes (random augmentation or a consumed stream?)"
+                cause = (
+                    "the data changes between passes (random augmentation or a consumed stream?)"
+                )
             msg = f"Problem.check: two passes over the data disagree: {cause}"
             raise CurvescopeError(msg)
 
     def _random_cause(self) -> str:
-        dropout = [n for n, m in self.model.named_modules() if "dropout" in type(m).__name__.lower()]
+        dropout = [
+            n for n, m in self.model.named_modules() if "dropout" in type(m).__name__.lower()
+        ]
         if dropout:
             return f"a dropout module that ignores eval mode is likely ({', '.join(dropout)})"
         return "its forward draws random numbers (functional dropout with training=True, noise?)"
@@ -231,12 +240,12 @@ class Problem:
 
     def __repr__(self) -> str:
         return (
-            f"Problem({type(self.model).__name__}, {self.loss.name}, {self.params.size:,} variables, "
-            f"mode={self.mode!r})"
+            f"Problem({type(self.model).__name__}, {self.loss.name}, "
+            f"{self.params.size:,} variables, mode={self.mode!r})"
         )
 
 
-# Helpers ----------------------------------------------------------------------------------------------
+# Helpers ----------------------------------------------------------------------------------------
 
 
 def _device_and_dtype(model: nn.Module, space: ParamSpace) -> tuple[torch.device, torch.dtype]:
@@ -262,7 +271,9 @@ def _check_weights(model: nn.Module) -> None:
     for name, p in model.named_parameters():
         if p.device.type != "meta" and not bool(torch.isfinite(p.detach()).all()):
             kind = "NaN" if bool(torch.isnan(p.detach()).any()) else "infinite"
-            msg = f"Problem(model): parameter {name!r} has {kind} entries; the weights must be finite"
+            msg = (
+                f"Problem(model): parameter {name!r} has {kind} entries; the weights must be finite"
+            )
             raise CurvescopeError(msg)
 
 
@@ -288,10 +299,14 @@ def _tensor_of(result: Any) -> Tensor:
     """The output itself, or its ``logits``."""
     if isinstance(result, Tensor):
         return result
-    logits = result.get("logits") if isinstance(result, Mapping) else getattr(result, "logits", None)
+    logits = (
+        result.get("logits") if isinstance(result, Mapping) else getattr(result, "logits", None)
+    )
     if isinstance(logits, Tensor):
         return logits
-    msg = f"Problem(model): the output must be a tensor or have .logits, got {type(result).__name__}"
+    msg = (
+        f"Problem(model): the output must be a tensor or have .logits, got {type(result).__name__}"
+    )
     raise ModelError(msg)
 
 

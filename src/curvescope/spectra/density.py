@@ -4,7 +4,7 @@ TR alg. 3 puts a Gaussian of width ``σ = 2 / ((M − 1) √(8 log κ))`` on eve
 scaled to ``[−1, 1]`` with a margin ``τ`` (alg. 4); at half the spacing of ``M`` equally spaced
 nodes a bump has fallen by the factor ``κ``. A grid value here is the *average* of the density in
 its cell, by the Gaussian's distribution function: the curve integrates to its mass on any grid,
-also where ``σ`` is below the grid's spacing, and else is within ``O((h/σ)²)`` of the point value.
+also where ``σ`` is below its spacing, and else is within ``O((h/σ)²)`` of the point value.
 """
 
 from __future__ import annotations
@@ -58,6 +58,10 @@ class Measure(Protocol):
         """``[probes, steps]``."""
 
     @property
+    def residuals(self) -> Tensor:
+        """``[probes, steps]``."""
+
+    @property
     def outliers(self) -> Tensor:
         """``[c]``."""
 
@@ -95,6 +99,30 @@ def of_log_measure(
     support = (float(live.min()), float(live.max())) if len(live) else (0.0, 0.0)
     outliers = torch.log(measure.outliers.abs() + eps)
     return _smooth(nodes, weights, outliers, support, points, kappa, margin)
+
+
+def share_below(measure: Measure, x: Tensor) -> Tensor:
+    """``∫_{λ ≤ x} dφ`` of the quadrature at the points ``x: [j]``.
+
+    At a node, the true distribution function of a probe lies between the sums of the weights up to
+    it, without and with its own (Chebyshev–Markov–Stieltjes). A node that is an eigenvalue, with a
+    residual below 1e-3 of the support, is a step. Any other stands for a stretch of the bulk: half
+    of its mass is spread evenly up to each neighbour, so that the curve passes between the bounds.
+    """
+    low, high = measure.support
+    total = torch.zeros_like(x)
+    for t, w, r in zip(measure.nodes, measure.weights, measure.residuals, strict=True):
+        step = r <= 1e-3 * (high - low)
+        gaps = t.diff()
+        # the two ends of each half; an outermost half, or that of an eigenvalue, is a step
+        left = torch.where(step, 0.0, torch.cat([gaps.new_zeros(1), gaps]))
+        right = torch.where(step, 0.0, torch.cat([gaps, gaps.new_zeros(1)]))
+        for start, length in ((t - left, left), (t, right)):
+            for piece, out in zip(x.split(1024), total.split(1024), strict=True):
+                past = piece[:, None] - start
+                ramp = (past / length.clamp(min=1e-300)).clamp(0.0, 1.0)
+                out += torch.where(length > 0, ramp, (past >= 0).double()) @ (w / 2)
+    return total / measure.nodes.shape[0]
 
 
 def _smooth(

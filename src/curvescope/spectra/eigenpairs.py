@@ -38,7 +38,8 @@ class EigenPairs:
 
     ``residuals[i] = ‖A v_i − θ_i v_i‖``; some eigenvalue of ``A`` lies within that distance of
     ``θ_i``. ``tolerance[i]`` is what it was tested against, ``converged`` says whether all passed.
-    ``missed`` bounds the probability that a repeated eigenvalue was overlooked (1: not examined).
+    ``missed`` bounds the probability that the last examination overlooked a copy of a repeated
+    eigenvalue (1: not examined).
     ``products`` counts the columns multiplied.
     """
 
@@ -62,7 +63,7 @@ def eigenpairs(
     relative: str = "norm",
     block: int = 1,
     basis: int | None = None,
-    overlook: float = 0.02,
+    overlook: float | None = None,
     max_products: int | None = None,
     **control: Unpack[Control],
 ) -> EigenPairs:
@@ -71,8 +72,10 @@ def eigenpairs(
     A pair passes when ``‖A v − θ v‖ ≤ tol · ‖A‖`` (``relative="norm"``; ``‖A‖`` is the largest Ritz
     value in magnitude, a lower bound) or ``≤ tol · max(|θ|, eps^⅔ ‖A‖)`` (``"value"``, the rule of
     ARPACK and ``eigsh``). The residual is that of the Krylov decomposition plus its rounding,
-    ``16 · eps · ‖A‖``. Repeated and clustered eigenvalues come with their multiplicity, up to the
-    probability ``overlook`` (1 skips the search for copies; see the module).
+    ``16 · eps · ‖A‖``, and what was cut from it (couplings below ``tol / 1000``). Repeated and
+    clustered eigenvalues come with their multiplicity, up to the probability ``overlook`` per copy;
+    by default 1 %, if 6 products (or ``100,000 / n``) can establish that, which is so for values
+    that stand out, and else as ``missed`` says; a number insists on it, 1 skips the examination.
 
     Cost: products as counted, ``O(n · basis)`` numbers of memory (``basis`` vectors, default
     ``max(3k + 64, k + 128)`` or what fits in 4 GiB, at least ``k + 2·block + 8``). ``block``
@@ -88,7 +91,7 @@ def eigenpairs(
         relative: What ``tol`` is relative to, ``"norm"`` or ``"value"``.
         block: Columns per product.
         basis: The most vectors kept.
-        overlook: The accepted probability of overlooking a copy of a repeated eigenvalue.
+        overlook: The accepted probability of overlooking a copy of a repeated eigenvalue, or None.
         max_products: The budget, default ``max(1000, 50 k)``; when it is spent, ``converged`` is
             False and the best pairs so far are returned.
         **control: ``progress``, ``on_interrupt``, ``checkpoint``, ``every``.
@@ -109,12 +112,14 @@ def eigenpairs(
     _checks.one_of(where, "relative", relative, ("norm", "value"))
     block = _checks.positive_int(where, "block", block)
     budget = _checks.positive_int(where, "max_products", max_products or max(1000, 50 * k))
+    tol = _checks.finite_float(where, "tol", tol, minimum=0.0)
+    cut = tol * (1e-3 if relative == "norm" else 1e-6)
     search = Search(
-        Krylov(A, _capacity(where, A, k, block, basis)),
+        Krylov(A, _capacity(where, A, k, block, basis), negligible=cut),
         k,
-        Wanted(which, _checks.finite_float(where, "tol", tol, minimum=0.0), relative),
+        Wanted(which, tol, relative),
         block=block,
-        overlook=_checks.finite_float(where, "overlook", overlook, minimum=0.0),
+        overlook=None if overlook is None else _checks.finite_float(where, "overlook", overlook, 0),
         generator=_checks.generator(where, generator),
     )
     identity = f"{A}, k={k}, {which}, tol={tol}, {relative}, block={block}, basis={basis}"

@@ -12,10 +12,13 @@ any time, which is how a breakdown is survived and how repeated eigenvalues are 
 
 Vectors are stored as rows, ``basis: [capacity, n]``; the projected matrix is float64. New
 directions are orthogonalised twice by blocked products (Gram–Schmidt, normalise, Gram–Schmidt) and
-given up where what remains is rounding, ``≤ 16 · eps · ‖T‖``.
+given up where what remains is rounding, ``≤ 16 · eps · ‖T‖``, or below a share of ``‖T‖`` that the
+caller can do without; ``dropped`` bounds what this adds to residuals.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -32,12 +35,14 @@ _SLAB = 1 << 16
 class Krylov:
     """The decomposition of one operator; memory ``capacity · n`` numbers."""
 
-    def __init__(self, A: LinearOperator, capacity: int) -> None:
+    def __init__(self, A: LinearOperator, capacity: int, *, negligible: float = 0.0) -> None:
         n = A.shape[0]
         self.operator, self.capacity = A, min(capacity, n)
         self.basis = torch.empty(self.capacity, n, dtype=A.dtype, device=A.device)
         self.matrix = torch.zeros(self.capacity, self.capacity, dtype=torch.float64)
+        self.negligible = max(negligible, 16 * torch.finfo(A.dtype).eps)
         self.scale = 0.0  # the largest coefficient seen: a lower bound of the norm
+        self.dropped = 0.0
         self.products = 0
         # Multiplied and pending rows (m, p). A step sets this pair last, so that an interrupted
         # step leaves the decomposition before it.
@@ -115,22 +120,25 @@ class Krylov:
         coefficients = torch.cat([inside, correction @ factor]).cpu()
         require_finite(f"{self.operator}", coefficients)
         inside, outside = coefficients[:used], coefficients[used:]
+        product = noise is None
         if noise is None:
             self.scale = max(self.scale, float(coefficients.abs().max()))
-            noise = 16 * torch.finfo(rows.dtype).eps * self.scale
+            noise = self.negligible * self.scale
         room = self.capacity - used
         if rows.shape[0] == 1:
-            rank = int(room > 0 and float(outside) > noise)
+            s, rank = outside[0], int(room > 0 and float(outside) > noise)
             outside = outside[:rank]
         else:  # turn to the left singular vectors of what is left: then the cutoff is a rank
             u, s, vh = torch.linalg.svd(outside, full_matrices=False)
             rank = min(int((s > noise).sum()), room)
             unit, outside = u[:, :rank].T.to(unit) @ unit, s[:rank, None] * vh[:rank]
+        if product:
+            self.dropped = math.hypot(self.dropped, *s[rank:].tolist())
         self.basis[used : used + rank] = unit[:rank]
         self.matrix[used : used + rank] = 0
         return inside, outside
 
-    # Turning and shrinking ------------------------------------------------------------------------
+    # Turning and shrinking ----------------------------------------------------------------------
 
     def promote(self, index: int) -> None:
         """Put pending direction ``index`` first in line."""
@@ -169,20 +177,21 @@ class Krylov:
         self.matrix[keep : keep + p, :keep] = coupling
         self.counts = (keep, p)
 
-    # Saving ---------------------------------------------------------------------------------------
+    # Saving -------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Tensor]:
         """Everything that ``load`` needs."""
         counts = torch.tensor([*self.counts, self.products])
-        scale = torch.tensor(self.scale, dtype=torch.float64)
+        reals = torch.tensor([self.scale, self.dropped], dtype=torch.float64)
         basis = self.basis[: self.used]
-        return {"basis": basis, "matrix": self.matrix, "counts": counts, "scale": scale}
+        return {"basis": basis, "matrix": self.matrix, "counts": counts, "reals": reals}
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Take up a saved state."""
         m, p, self.products = (int(x) for x in state["counts"])
         self.basis[: m + p] = state["basis"].to(self.basis)
-        self.matrix, self.scale = state["matrix"].clone(), float(state["scale"])
+        self.matrix = state["matrix"].clone()
+        self.scale, self.dropped = (float(x) for x in state["reals"])
         self.counts = (m, p)
 
 

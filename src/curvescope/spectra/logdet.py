@@ -86,9 +86,6 @@ def _bracket(
     where: str, alphas: Tensor, betas: Tensor, psd: bool, damping: float
 ) -> tuple[float, float]:
     """Middle and half width of the bracket of one probe's ``vᵀ log(A + damping I) v``."""
-    if len(alphas) == 0:
-        msg = f"{where}: interrupted before the first step; there is nothing to return"
-        raise CurvescopeError(msg)
     nodes, weights = quadrature(alphas, betas)
     if psd:  # what is below zero is rounding
         nodes = nodes.clamp(min=0.0)

@@ -44,11 +44,13 @@ class SpectralMeasure:
 
     Weights of a row sum to 1, or to ``1 − c/n`` when ``c`` ``outliers`` were taken out exactly;
     each of those has the mass ``1/n``. ``support`` encloses the Ritz values and their residuals
-    (TR alg. 4, without its margin). A probe that broke down is padded with weights 0.
+    (TR alg. 4, without its margin). ``residuals`` tell nodes that are eigenvalues from nodes that
+    stand for a stretch of the bulk. A probe that broke down is padded with weights 0.
     """
 
-    nodes: Tensor  # [probes, steps], float64
+    nodes: Tensor  # [probes, steps], float64, ascending
     weights: Tensor  # [probes, steps], float64
+    residuals: Tensor  # [probes, steps], float64
     outliers: Tensor  # [c], float64
     dimension: int
     support: tuple[float, float]
@@ -73,14 +75,10 @@ class SpectralMeasure:
         return self.expectation(lambda x: x**k)
 
     def cdf(self, x: Tensor) -> Tensor:
-        """The share of eigenvalues up to each of the points ``x: [j]``."""
+        """The share of eigenvalues up to each of ``x: [j]``: :func:`density.share_below`."""
         x = torch.as_tensor(x, dtype=torch.float64)
-        order = torch.argsort(self.nodes.flatten())
-        steps = torch.cumsum(self.weights.flatten()[order], 0) / self.probes
-        steps = torch.cat([torch.zeros(1, dtype=torch.float64), steps])
-        share = steps[torch.searchsorted(self.nodes.flatten()[order], x, right=True)]
         outliers = torch.searchsorted(self.outliers.sort().values, x, right=True)
-        return share + outliers.double() / self.dimension
+        return views.share_below(self, x) + outliers.double() / self.dimension
 
     def density(
         self, points: int = 1024, kappa: float = 3.0, *, margin: float = 0.05
@@ -116,8 +114,9 @@ def spectral_measure(
 
     All probes advance together, ``probes`` columns a product. ``deflate=C`` first takes the ``C``
     largest eigenpairs out exactly (or those given) and samples the rest of the space: resolution
-    then goes to the bulk (TR fig. 17). ``reorthogonalise="auto"`` does so while the basis,
-    ``probes · steps · n`` numbers, fits in 2 GiB; the papers' FastLanczos is ``False``.
+    then goes to the bulk (TR fig. 17); ctrl-C during that first part is raised in any case.
+    ``reorthogonalise="auto"`` does so while the basis, ``probes · steps · n`` numbers, fits in
+    2 GiB; the papers' FastLanczos is ``False``.
 
     Cost: ``steps · probes`` products (plus those of the eigenpairs); memory as for
     :func:`curvescope.lanczos`, per probe.
@@ -168,7 +167,8 @@ def _outliers(
     if count >= A.shape[0]:
         msg = f"{where}: deflate must leave a bulk, got {count} of {A.shape[0]} dimensions"
         raise _checks.CurvescopeError(msg)
-    control = control.copy()
+    # An interruption here leaves nothing to return, so it is raised.
+    control = {**control, "on_interrupt": "raise"}
     path = control.get("checkpoint")
     if path is not None:
         control["checkpoint"] = Path(f"{path}.outliers")
@@ -182,14 +182,17 @@ def _assemble(
     rules, ends = [], []
     for probe in range(run.probes):
         alphas, betas = run.coefficients(probe)
-        rules.append(quadrature(alphas, betas))
+        rules.append((*quadrature(alphas, betas), _residuals(alphas, betas)))
         ends.append(_enclosure(alphas, betas))
-    longest = max(len(nodes) for nodes, _ in rules)
-    nodes = torch.stack([_padded(t, longest, float(t[-1]) if len(t) else 0.0) for t, _ in rules])
-    weights = torch.stack([_padded(w, longest, 0.0) for _, w in rules])
+    longest = max(len(rule[0]) for rule in rules)
+    nodes = torch.stack([_padded(rule[0], longest, float(rule[0][-1])) for rule in rules])
+    weights = torch.stack([_padded(rule[1], longest, 0.0) for rule in rules])
+    residuals = torch.stack([_padded(rule[2], longest, 0.0) for rule in rules])
     support = (min(low for low, _ in ends), max(high for _, high in ends))
     share = (n - len(outliers)) / n
-    return SpectralMeasure(nodes, weights * share, outliers, n, support, products, status)
+    return SpectralMeasure(
+        nodes, weights * share, residuals, outliers, n, support, products, status
+    )
 
 
 def quadrature(alphas: Tensor, betas: Tensor) -> tuple[Tensor, Tensor]:
@@ -204,21 +207,21 @@ def quadrature(alphas: Tensor, betas: Tensor) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(nodes), torch.from_numpy(vectors[0] ** 2)
 
 
+def _residuals(alphas: Tensor, betas: Tensor) -> Tensor:
+    """Ritz residuals ``β_m |y_m|``, in the order of the nodes."""
+    if len(alphas) < 2:
+        return betas.clone()
+    vectors = eigh_tridiagonal(alphas.numpy(), betas[:-1].numpy())[1]
+    return betas[-1] * torch.from_numpy(abs(vectors[-1]))
+
+
 def _enclosure(alphas: Tensor, betas: Tensor) -> tuple[float, float]:
     """Ritz values and, after ``M0`` steps, the outermost ones widened by their residuals."""
-    if len(alphas) == 0:
-        return 0.0, 0.0
     m = min(len(alphas), _NORMALISATION_STEPS)
-    all_nodes, _ = quadrature(alphas, betas)
-    if m == 1:
-        low = high = float(alphas[0])
-        reach = (float(betas[0]), float(betas[0]))
-    else:
-        values, vectors = eigh_tridiagonal(alphas[:m].numpy(), betas[: m - 1].numpy())
-        low, high = float(values[0]), float(values[-1])
-        last = float(betas[m - 1])
-        reach = (last * abs(float(vectors[-1, 0])), last * abs(float(vectors[-1, -1])))
-    return min(low - reach[0], float(all_nodes[0])), max(high + reach[1], float(all_nodes[-1]))
+    early, late = quadrature(alphas[:m], betas[:m])[0], quadrature(alphas, betas)[0]
+    reach = _residuals(alphas[:m], betas[:m])
+    low, high = early[0] - reach[0], early[-1] + reach[-1]
+    return min(float(low), float(late[0])), max(float(high), float(late[-1]))
 
 
 def _padded(x: Tensor, length: int, value: float) -> Tensor:

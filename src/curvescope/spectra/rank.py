@@ -68,7 +68,7 @@ def _without_ghosts(nodes: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Ritz values and masses with rounding removed.
 
     Once a Ritz value has converged, rounding lets copies of it appear: values that agree to 1e-8 of
-    the largest are one, and a mass below 1e-12, less than one eigenvalue of any network has, is none.
+    the largest are one, and a mass below 1e-12, less than one eigenvalue has, is none.
     """
     first = torch.ones_like(nodes, dtype=torch.bool)  # nodes ascend
     first[1:] = nodes.diff() > 1e-8 * nodes.abs().max()

@@ -63,6 +63,8 @@ class Recurrence:
                 # Looking at the numbers would stall a GPU: there a breakdown is found at the end.
                 ended = on_host and not bool(self._now.any())
                 watch.tick(self.done, self.steps, self.products)
+        if watch.interrupted and self.done == 0:
+            raise KeyboardInterrupt  # there is nothing to return yet
         require_finite(f"{self.operator}", self._alphas, self._betas)
         return watch.interrupted
 

@@ -15,11 +15,14 @@ further out, when ``x`` lies outside its Ritz values, than the Christoffel funct
 while ``z`` is uniform on a sphere of dimension ``N``, so that ``P[(uᵀz)² ≤ C] ≤ √(2 N C / π)``.
 The examination goes on until this probability, ``missed``, is at most ``overlook``, or until a Ritz
 value better than ``θ_k`` shows a missed pair, which then takes part in the search. For outliers it
-takes a few products; inside a dense bulk it gives up after a share of the search and reports what
-it knows. The bound is rigorous for exact copies, whose missed part is orthogonal to everything
-known. The missed part of a cluster that is narrower than the tolerance may be a pending direction,
-which its narrowness leaves with a coupling below the tolerance too: such directions are multiplied
-first, for as long as they improve the pairs.
+takes a few products. Inside a dense bulk it would take many: unless the caller insists, it is
+given up, or not begun, as soon as its pace says so, and ``missed`` tells.
+
+The bound is rigorous for exact copies, whose missed part is orthogonal to everything known. The
+missed part of a cluster that is narrower than the tolerance may be a pending direction, which its
+narrowness leaves with a coupling below the tolerance too. Couplings far below it are therefore cut,
+as if the space were invariant, and directions of weak coupling are multiplied before an
+examination, for as long as they improve the pairs.
 """
 
 from __future__ import annotations
@@ -31,6 +34,10 @@ import torch
 from torch import Tensor
 
 from curvescope.spectra.krylov import Krylov
+
+
+_PROMISING = 6
+"""Products that an examination may take when its pace promises to end within them."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,7 @@ class Wanted:
 class Ritz:
     """The best Ritz pairs: ``vectors`` are coefficients in the basis, ``[m, k]``.
 
-    ``residuals`` include the rounding of the decomposition, ``leading`` do not.
+    ``residuals`` include the rounding and the cuts of the decomposition, ``leading`` do not.
     """
 
     values: Tensor
@@ -85,21 +92,23 @@ class Search:
         wanted: Wanted,
         *,
         block: int,
-        overlook: float,
+        overlook: float | None,
         generator: torch.Generator,
     ) -> None:
         self.krylov, self.k, self.wanted = krylov, k, wanted
-        self.block, self.overlook, self.generator = block, overlook, generator
+        self.block, self.generator = block, generator
+        self._overlook, self._insists = (0.01, False) if overlook is None else (overlook, True)
         self.finished = False
         self.passed = 0  # pairs that passed at the last test
         self.missed = 1.0
         self._wait = 0  # products until the next test
         self._origin = -1  # row of z while examining, else -1
         self._dimension = 0  # of the sphere on which z is uniform
+        self._first = 1.0  # the bound after one product of the examination
         self._edges = (0.0, 0.0)  # how good an eigenvalue must be to count as missed: see _test
         self._total = -math.inf  # the sum of the pairs at the last test
         self._tried = False  # weakly coupled directions since the pairs last improved
-        self._examined = overlook >= 1
+        self._examined = self._overlook >= 1
 
     def step(self, room: int) -> None:
         """Take one step of at most ``room`` products."""
@@ -130,7 +139,8 @@ class Search:
         eps = torch.finfo(krylov.basis.dtype).eps
         leading = torch.linalg.vector_norm(krylov.coupling @ vectors, dim=0)
         tolerance = self.wanted.tolerance(values, norm, eps)
-        return Ritz(values, vectors, leading, leading + 16 * eps * norm, tolerance)
+        residuals = leading + krylov.dropped + 16 * eps * norm
+        return Ritz(values, vectors, leading, residuals, tolerance)
 
     def _test(self) -> None:
         """Count the pairs that pass; go on searching, or start to examine."""
@@ -140,6 +150,8 @@ class Search:
             self._wait = max(1, (self.k - self.passed) // 2)
             self.krylov.favour(ritz.vectors[:, failing])
         elif self._examined:
+            self.finished = True
+        elif self._futile(ritz):
             self.finished = True
         elif self._tried or not self._lead_with_weak(10 * float(ritz.tolerance[-1])):
             self._begin_examination()
@@ -165,10 +177,10 @@ class Search:
         kept = self.ritz(min(self.k + spare, krylov.size))
         krylov.restart(kept.values, kept.vectors)
 
-    # Copies ---------------------------------------------------------------------------------------
+    # Copies -------------------------------------------------------------------------------------
 
     def _lead_with_weak(self, size: float) -> bool:
-        """Put a pending direction of coupling up to ``size`` first in line; False: there is none."""
+        """Put a pending direction of coupling up to ``size`` first in line; False if none is."""
         rows = torch.linalg.vector_norm(self.krylov.coupling, dim=1)
         if self.krylov.pending == 0 or float(rows.min()) > size:
             return False
@@ -208,24 +220,60 @@ class Search:
             return
         last = 0.0 if exhausted else float(krylov.matrix[krylov.used - 1, krylov.size - 1])
         mass = max(christoffel(T, last, side * copies) for side in self.wanted.sides)
-        self.missed = min(1.0, math.sqrt(2 * self._dimension * mass / math.pi))
+        bound = math.sqrt(2 * self._dimension * mass / math.pi)
+        self.missed = min(1.0, bound)
         full = krylov.used + 1 > krylov.capacity < n
-        steps = krylov.size - self._origin
-        if exhausted or full or self.missed <= self.overlook or steps >= self._patience():
+        if exhausted or full or bound <= self._overlook or self._hopeless(bound):
             self._examined, self._origin = True, -1
             self._test()
 
-    def _patience(self) -> int:
-        """The most products of one examination: a share of the search before it."""
-        return max(16, self._origin // 2)
+    @property
+    def _cheap(self) -> int:
+        """Products that an examination may take without promise: they are cheap, or insisted on."""
+        return max(64, self._origin) if self._insists else 100_000 // self.krylov.basis.shape[1]
 
-    # Saving ---------------------------------------------------------------------------------------
+    def _hopeless(self, bound: float) -> bool:
+        """Whether the examination, at its pace so far, would take more products than it may."""
+        steps = self.krylov.size - self._origin
+        if steps == 1:
+            self._first = bound
+            return False
+        if steps < self._cheap:
+            return False
+        pace = math.log(self._first / bound) / (steps - 1)
+        left = math.log(bound / self._overlook) / pace if pace > 0 else math.inf
+        return steps + left > max(_PROMISING, self._cheap)
+
+    def _futile(self, ritz: Ritz) -> bool:
+        """Whether an examination would be given up, so that it need not begin.
+
+        Its bound falls by ``e^arccosh(1 + 2 gap/width)`` a product when ``x`` lies a ``gap`` beyond
+        a spectrum of that ``width``; the (k+1)-th Ritz value overestimates what is left, whence the
+        factor 2. It begins in any case when the tolerance does not tell the pairs apart, because
+        then pairs may pass before better ones have shown.
+        """
+        good = self.wanted.goodness(torch.linalg.eigvalsh(self.krylov.projected))
+        good = good.sort(descending=True).values
+        half, last = (self.k - 1) // 2, self.k - 1
+        told_apart = float(good[half] - good[last]) > float(ritz.tolerance[-1]) * (last - half)
+        if self._cheap >= _PROMISING or len(good) == self.k or not told_apart:
+            return False
+        rest = float(good[self.k])
+        width = 2 * abs(rest) if self.wanted.which == "magnitude" else rest - float(good[-1])
+        gap = self._edges[1] - rest
+        if width <= 0 or gap <= 0:
+            return gap <= 0
+        pace = math.acosh(1 + 2 * gap / width)
+        n = self.krylov.basis.shape[1]
+        return math.log(math.sqrt(2 * n / math.pi) / self._overlook) / pace > 2 * _PROMISING
+
+    # Saving -------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Tensor]:
         """Everything that :meth:`load` needs, the generator included."""
         counts = [self.finished, self.passed, self._wait, self._origin, self._dimension]
         flags = [self._examined, self._tried]
-        reals = [*self._edges, self._total, self.missed]
+        reals = [*self._edges, self._total, self._first, self.missed]
         return {
             **self.krylov.state(),
             "search": torch.tensor([*counts, *flags], dtype=torch.int64),
@@ -239,7 +287,7 @@ class Search:
         counts = [int(x) for x in state["search"]]
         self.finished, self._examined, self._tried = (bool(counts[i]) for i in (0, 5, 6))
         self.passed, self._wait, self._origin, self._dimension = counts[1:5]
-        better, copies, self._total, self.missed = (float(x) for x in state["edges"])
+        better, copies, self._total, self._first, self.missed = (float(x) for x in state["edges"])
         self._edges = (better, copies)
         self.generator.set_state(state["generator"])
 

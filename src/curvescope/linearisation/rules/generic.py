@@ -1,0 +1,94 @@
+"""Rules that serve every operation that has none of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from curvescope.linearisation.rules.step import (
+    RULES,
+    Call,
+    LinearStep,
+    Outputs,
+    Untraceable,
+    lift,
+    make_step,
+    total,
+)  # fmt: skip
+
+
+def linear_step(call: Call) -> LinearStep:
+    """The step of an operation: its own rule, the rule of its kind, or the generic one."""
+    build = RULES.get(call.op)
+    if build is not None:
+        return build(call)
+    if torch.Tag.pointwise in call.op.tags and isinstance(call.out, Tensor):
+        return pointwise(call)
+    return generic(call)
+
+
+def generic(call: Call) -> LinearStep:
+    """Forward-mode differentiation of the operation at its recorded arguments."""
+    outs = call.out if isinstance(call.out, tuple | list) else (call.out,)
+    real = [i for i, o in enumerate(outs) if isinstance(o, Tensor) and o.is_floating_point()]
+    width, run, op = len(outs), call.run, call.op
+    primals = {i: call.leaves[i] for i in call.active}
+
+    def single(*tangents: Tensor | None) -> Outputs:
+        varied = [i for i in primals if tangents[i] is not None]
+
+        def f(*some: Tensor) -> tuple[Tensor, ...]:
+            out = run(dict(zip(varied, some, strict=True)))
+            out = out if isinstance(out, tuple | list) else (out,)
+            return tuple(out[i] for i in real)
+
+        try:
+            _, changes = torch.func.jvp(  # type: ignore[misc]
+                f, tuple(primals[i] for i in varied), tuple(tangents[i] for i in varied)
+            )
+        except NotImplementedError as error:
+            msg = f"{op} has no forward derivative"
+            raise Untraceable(msg) from error
+        result: list[Tensor | None] = [None] * width
+        for i, change in zip(real, changes, strict=True):
+            result[i] = change
+        return tuple(result)
+
+    return make_step(single)
+
+
+def pointwise(call: Call) -> LinearStep:
+    """``ẏ = Σ_i D_i ẋ_i`` with ``D_i = ∂y/∂x_i`` taken once, by forward mode along ones."""
+    ndim = call.out.ndim
+    factors: dict[int, Tensor] = {}
+    for i in call.active:
+        x = call.leaves[i].detach().contiguous()  # forward mode refuses expanded memory
+        try:
+            _, D = torch.func.jvp(  # type: ignore[misc]
+                lambda x, i=i: call.run({i: x}), (x,), (torch.ones_like(x),)
+            )
+        except NotImplementedError as error:
+            msg = f"{call.op} has no forward derivative"
+            raise Untraceable(msg) from error
+        factors[i] = D.detach()
+
+    def single(*tangents: Any) -> Outputs:
+        return total([D * tangents[i] for i, D in factors.items() if tangents[i] is not None])
+
+    def block(*tangents: Any) -> Outputs:
+        return total(
+            [D * lift(tangents[i], ndim) for i, D in factors.items() if tangents[i] is not None]
+        )
+
+    return make_step(single, block)
+
+
+def linear_in_first(call: Call, block: Callable[..., Outputs] | None = None) -> LinearStep:
+    """Operations that are linear in their first argument, the others being constants."""
+    if call.active != [0]:
+        return generic(call)
+    run = call.without(0).run
+    return make_step(lambda t, *_: run({0: t}), None if block is None else lambda t, *_: block(t))

@@ -1,0 +1,140 @@
+"""Pointwise operations with a cheaper rule than the generic one, and softmax."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from curvescope.linearisation.rules.generic import generic, pointwise
+from curvescope.linearisation.rules.shapes import shifted
+from curvescope.linearisation.rules.step import (
+    Call,
+    LinearStep,
+    Outputs,
+    lift,
+    make_step,
+    rule,
+    total,
+)  # fmt: skip
+
+aten = torch.ops.aten
+
+
+@rule(aten.relu.default)
+def _relu(call: Call) -> LinearStep:
+    y = call.out.detach()
+    gate = lambda t: aten.threshold_backward(t, y, 0)  # noqa: E731
+    return make_step(gate, gate)
+
+
+@rule(aten.threshold_backward.default)
+def _threshold_backward(call: Call) -> LinearStep:
+    # The gate is constant almost everywhere, so only the gradient argument carries a tangent.
+    y, threshold = call.leaves[1].detach(), call.leaves[2]
+
+    def gate(t: Tensor | None, *_: Tensor | None) -> Outputs:
+        return None if t is None else aten.threshold_backward(t, y, threshold)
+
+    return make_step(gate, gate)
+
+
+@rule(aten.add.Tensor, aten.sub.Tensor)
+def _add(call: Call) -> LinearStep:
+    named = call.leaves[2] if len(call.leaves) > 2 else 1
+    alpha = -named if call.op is aten.sub.Tensor else named
+    shape = tuple(call.out.shape)
+    ndim = len(shape)
+
+    def combine(a: Tensor | None, b: Tensor | None, full: tuple[int, ...]) -> Outputs:
+        if b is None:
+            return a if a.shape == full else a.expand(full)  # type: ignore[union-attr]
+        if a is None:
+            b = b if alpha == 1 else b * alpha
+            return b if b.shape == full else b.expand(full)
+        return torch.add(a, b, alpha=alpha)
+
+    def block(a: Any, b: Any = None, *_: Any) -> Outputs:
+        a, b = (t if t is None else lift(t, ndim) for t in (a, b))
+        columns = (b if a is None else a).shape[0]
+        return combine(a, b, (columns, *shape))
+
+    return make_step(lambda a, b=None, *_: combine(a, b, shape), block)
+
+
+@rule(aten.mul.Tensor)
+def _mul(call: Call) -> LinearStep:
+    a, b = call.leaves[:2]
+    ndim = call.out.ndim
+    left: Any = b if 0 in call.active else None  # multiplies the tangent of a
+    right: Any = a if 1 in call.active else None
+
+    def single(ta: Any, tb: Any = None) -> Outputs:
+        return total([None if ta is None else ta * left, None if tb is None else tb * right])
+
+    def block(ta: Any, tb: Any = None) -> Outputs:
+        return total(
+            [
+                None if ta is None else lift(ta, ndim) * left,
+                None if tb is None else lift(tb, ndim) * right,
+            ]
+        )
+
+    return make_step(single, block)
+
+
+@rule(aten.mul.Scalar)
+def _mul_scalar(call: Call) -> LinearStep:
+    factor = call.leaves[1]
+    return make_step(lambda t, *_: t * factor, lambda t, *_: t * factor)
+
+
+@rule(aten.div.Tensor, aten.div.Scalar)
+def _div(call: Call) -> LinearStep:
+    if call.active != [0]:
+        return pointwise(call)
+    divisor, ndim = call.leaves[1], call.out.ndim
+    return make_step(lambda t, *_: t / divisor, lambda t, *_: lift(t, ndim) / divisor)
+
+
+@rule(aten.neg.default)
+def _neg(call: Call) -> LinearStep:
+    return make_step(lambda t: -t, lambda t: -t)
+
+
+@rule(aten.add.Scalar, aten.sub.Scalar)
+def _shift(call: Call) -> LinearStep:
+    return make_step(lambda t, *_: t, lambda t, *_: t)
+
+
+@rule(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+def _masked_fill(call: Call) -> LinearStep:
+    if call.active != [0]:
+        return generic(call)
+    mask, ndim = call.leaves[1], call.out.ndim
+    return make_step(
+        lambda t, *_: t.masked_fill(mask, 0), lambda t, *_: lift(t, ndim).masked_fill(mask, 0)
+    )
+
+
+@rule(aten._softmax.default, aten._safe_softmax.default)
+def _softmax(call: Call) -> LinearStep:
+    y, dim = call.out.detach(), call.leaves[1]
+    moved = shifted(dim, y.ndim)
+
+    def along(t: Tensor, dim: int) -> Outputs:
+        yt = y * t
+        return yt - y * yt.sum(dim, keepdim=True)
+
+    return make_step(lambda t, *_: along(t, dim), lambda t, *_: along(t, moved))
+
+
+@rule(aten._log_softmax.default)
+def _log_softmax(call: Call) -> LinearStep:
+    p, dim = call.out.detach().exp(), call.leaves[1]
+    moved = shifted(dim, p.ndim)
+    return make_step(
+        lambda t, *_: t - (p * t).sum(dim, keepdim=True),
+        lambda t, *_: t - (p * t).sum(moved, keepdim=True),
+    )
