@@ -65,3 +65,16 @@ def test_monte_carlo_fisher_draws_the_same_labels_as_the_cpu() -> None:
     problem = cs.Problem(case.model().cuda(), convert(case.data(), torch.float64, "cuda"))
     gpu = cs.MonteCarloFisher(problem, samples=2, generator=torch.Generator().manual_seed(0))
     check_products(gpu, cpu.dense(), rtol=EXACT[torch.float64])
+
+
+@pytest.mark.parametrize("columns", [1, 5])
+def test_cuda_graph_gives_the_same_product(columns: int) -> None:
+    case = BY_NAME["conv-stride-padding"]
+    problem = cs.Problem(case.model().cuda(), convert(case.data(), torch.float64, "cuda"))
+    for matrix, make in (("hessian", cs.Hessian), ("gauss_newton", cs.GaussNewton)):
+        op = make(problem, keep=True, cuda_graph=True)
+        expected = dense("conv-stride-padding", matrix)
+        for seed in (0, 1, 2):  # replays with new columns
+            g = torch.Generator().manual_seed(seed)
+            V = torch.randn(op.shape[0], columns, generator=g, dtype=torch.float64)
+            torch.testing.assert_close((op @ V.cuda()).cpu(), expected @ V, rtol=1e-9, atol=1e-11)

@@ -61,19 +61,9 @@ def generic(call: Call) -> LinearStep:
 
 
 def pointwise(call: Call) -> LinearStep:
-    """``ẏ = Σ_i D_i ẋ_i`` with ``D_i = ∂y/∂x_i`` taken once, by forward mode along ones."""
+    """``ẏ = Σ_i D_i ẋ_i`` with ``D_i = ∂y/∂x_i`` taken once."""
     ndim = call.out.ndim
-    factors: dict[int, Tensor] = {}
-    for i in call.active:
-        x = call.leaves[i].detach().contiguous()  # forward mode refuses expanded memory
-        try:
-            _, D = torch.func.jvp(  # type: ignore[misc]
-                lambda x, i=i: call.run({i: x}), (x,), (torch.ones_like(x),)
-            )
-        except NotImplementedError as error:
-            msg = f"{call.op} has no forward derivative"
-            raise Untraceable(msg) from error
-        factors[i] = D.detach()
+    factors = {i: _slope(call, i) for i in call.active}
 
     def single(*tangents: Any) -> Outputs:
         return total([D * tangents[i] for i, D in factors.items() if tangents[i] is not None])
@@ -84,6 +74,17 @@ def pointwise(call: Call) -> LinearStep:
         )
 
     return make_step(single, block)
+
+
+def _slope(call: Call, position: int) -> Tensor:
+    """``∂y/∂x`` entry by entry: the reverse derivative of the sum, once ``x`` is as large as ``y``."""
+    constants = {i: leaf.detach() for i, leaf in enumerate(call.leaves) if isinstance(leaf, Tensor)}
+    with torch.enable_grad():
+        x = constants[position].expand(call.out.shape).contiguous().requires_grad_()
+        y = call.run(constants | {position: x})
+    if not y.requires_grad:  # a step function
+        return torch.zeros_like(x)
+    return torch.autograd.grad(y, x, torch.ones_like(y))[0]
 
 
 def linear_in_first(call: Call, block: Callable[..., Outputs] | None = None) -> LinearStep:
