@@ -35,7 +35,6 @@ from torch import Tensor
 
 from curvescope.spectra.krylov import Krylov
 
-
 _PROMISING = 6
 """Products that an examination may take when its pace promises to end within them."""
 
@@ -72,14 +71,15 @@ class Wanted:
 class Ritz:
     """The best Ritz pairs: ``vectors`` are coefficients in the basis, ``[m, k]``.
 
-    ``residuals`` include the rounding and the cuts of the decomposition, ``leading`` do not.
+    ``residuals`` include the rounding and the cuts of the decomposition. ``failing`` marks those above
+    the tolerance that more products would lower: not those that are nearly all rounding.
     """
 
     values: Tensor
     vectors: Tensor
-    leading: Tensor
     residuals: Tensor
     tolerance: Tensor
+    failing: Tensor
 
 
 class Search:
@@ -139,16 +139,17 @@ class Search:
         eps = torch.finfo(krylov.basis.dtype).eps
         leading = torch.linalg.vector_norm(krylov.coupling @ vectors, dim=0)
         tolerance = self.wanted.tolerance(values, norm, eps)
-        residuals = leading + krylov.dropped + 16 * eps * norm
-        return Ritz(values, vectors, leading, residuals, tolerance)
+        floor = krylov.dropped + 32 * eps * norm
+        failing = (leading + floor > tolerance) & (leading > floor / 4)
+        return Ritz(values, vectors, leading + floor, tolerance, failing)
 
     def _test(self) -> None:
         """Count the pairs that pass; go on searching, or start to examine."""
-        ritz, failing = self._score()
+        ritz = self._score()
         if self.passed < self.k:
             # A product adds one dimension, so that many failing pairs need about as many of them.
             self._wait = max(1, (self.k - self.passed) // 2)
-            self.krylov.favour(ritz.vectors[:, failing])
+            self.krylov.favour(ritz.vectors[:, ritz.failing])
         elif self._examined:
             self.finished = True
         elif self._futile(ritz):
@@ -156,19 +157,17 @@ class Search:
         elif self._tried or not self._lead_with_weak(10 * float(ritz.tolerance[-1])):
             self._begin_examination()
 
-    def _score(self) -> tuple[Ritz, Tensor]:
-        """The pairs, which of them fail, and from when on an eigenvalue counts as missed."""
+    def _score(self) -> Ritz:
+        """The pairs, how many pass, and from when on an eigenvalue counts as missed."""
         ritz = self.ritz()
-        # Rounding is not part of this test: more products would not lower it.
-        failing = ritz.leading > ritz.tolerance
-        self.passed = self.k - int(failing.sum())
+        self.passed = self.k - int(ritz.failing.sum())
         good = self.wanted.goodness(ritz.values)
         better, copies = good[-1] + ritz.tolerance[-1], (good - ritz.tolerance)[-2:][0]
         self._edges = (float(better), float(torch.maximum(better, copies)))
         if float(good.sum()) > self._total + float(ritz.tolerance[-1]):
             self._tried = False
         self._total = float(good.sum())
-        return ritz, failing
+        return ritz
 
     def _restart(self) -> None:
         """Keep the wanted pairs and half of the room beside them."""
