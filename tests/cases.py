@@ -298,7 +298,7 @@ ACTIVATIONS = [
         lambda: values(4),
         **_mse,
     )
-    for activation in (nn.GELU, nn.Sigmoid, nn.Softplus, nn.SiLU, nn.ReLU, nn.PReLU)
+    for activation in (nn.GELU, nn.Sigmoid, nn.Softplus, nn.SiLU, nn.Mish, nn.ReLU, nn.PReLU)
 ]
 
 CONVOLUTIONS = [

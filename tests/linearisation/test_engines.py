@@ -12,8 +12,8 @@ from tests.conformance import check_products
 from tests.tolerances import EXACT
 
 # What only the universal engine takes: derivatives that the user defines, activations that are
-# computed again in the backward pass, and torch's fused GRU cell, which writes into views of its own
-# intermediate results.
+# computed again in the backward pass, and torch's fused GRU cell, which writes into views of its
+# own intermediate results.
 NEEDS_GRAPHS = {
     "custom-function-classic",
     "custom-function-for-transforms",

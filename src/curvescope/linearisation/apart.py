@@ -191,6 +191,19 @@ def weight_norm_backward(
     return (g / norm) * (grad - v * (along / norm)), along
 
 
+# Activations whose backward kernel has no derivative ---------------------------------------------
+
+
+def silu_backward(g: Tensor, x: Tensor) -> Tensor:
+    s = torch.sigmoid(x)
+    return g * (s * (1 + x * (1 - s)))
+
+
+def mish_backward(g: Tensor, x: Tensor) -> Tensor:
+    t, s = torch.tanh(torch.nn.functional.softplus(x)), torch.sigmoid(x)
+    return g * (t + x * s * (1 - t * t))
+
+
 # Softmax, backwards -----------------------------------------------------------------------------
 
 
@@ -214,6 +227,8 @@ APART: dict[Any, Callable[..., Any]] = {
     aten.native_group_norm_backward.default: group_norm_backward,
     aten._weight_norm_interface.default: weight_norm,
     aten._weight_norm_interface_backward.default: weight_norm_backward,
+    aten.silu_backward.default: silu_backward,
+    aten.mish_backward.default: mish_backward,
     aten._softmax_backward_data.default: softmax_backward,
     aten._log_softmax_backward_data.default: log_softmax_backward,
 }

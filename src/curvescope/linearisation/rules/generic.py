@@ -77,14 +77,18 @@ def pointwise(call: Call) -> LinearStep:
 
 
 def _slope(call: Call, position: int) -> Tensor:
-    """``∂y/∂x`` entry by entry: the reverse derivative of the sum, once ``x`` is as large as ``y``."""
+    """``∂y/∂x`` entry by entry: the derivative of the sum, with ``x`` as large as ``y``."""
     constants = {i: leaf.detach() for i, leaf in enumerate(call.leaves) if isinstance(leaf, Tensor)}
     with torch.enable_grad():
         x = constants[position].expand(call.out.shape).contiguous().requires_grad_()
         y = call.run(constants | {position: x})
     if not y.requires_grad:  # a step function
         return torch.zeros_like(x)
-    return torch.autograd.grad(y, x, torch.ones_like(y))[0]
+    try:
+        return torch.autograd.grad(y, x, torch.ones_like(y))[0]
+    except (RuntimeError, NotImplementedError) as error:
+        msg = f"{call.op} has no derivative"
+        raise Untraceable(msg) from error
 
 
 def linear_in_first(call: Call, block: Callable[..., Outputs] | None = None) -> LinearStep:
