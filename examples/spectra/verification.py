@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 import matplotlib
+import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
 
@@ -31,7 +32,7 @@ from curvescope.spectra import (
 )
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+matplotlib.rcParams["svg.hashsalt"] = "curvescope"  # the same picture, the same file
 
 BLUE, RED, GREY = "#4C78A8", "#D62728", "#5A5A5A"
 

@@ -68,6 +68,7 @@ def test_breakdown_without_a_look_from_the_host() -> None:
     assert T.products == 30
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_the_recurrence_never_waits_for_the_device() -> None:
     """Between the first and the last step no value is read back."""
     from curvescope.spectra import probes as probing

@@ -72,10 +72,12 @@ def eigenpairs(
     A pair passes when ``‖A v − θ v‖ ≤ tol · ‖A‖`` (``relative="norm"``; ``‖A‖`` is the largest Ritz
     value in magnitude, a lower bound) or ``≤ tol · max(|θ|, eps^⅔ ‖A‖)`` (``"value"``, the rule of
     ARPACK and ``eigsh``). The residual is that of the Krylov decomposition plus its rounding,
-    ``32 · eps · ‖A‖``, and what was cut from it (couplings below ``tol / 1000``). Repeated and
-    clustered eigenvalues come with their multiplicity, up to the probability ``overlook`` per copy;
-    by default 1 %, if 6 products (or ``100,000 / n``) can establish that, which is so for values
-    that stand out, and else as ``missed`` says; a number insists on it, 1 skips the examination.
+    ``32 · eps · ‖A‖`` (float32: 10), and what was cut from it (couplings below ``tol / 1000``).
+
+    Repeated and clustered eigenvalues come with their multiplicity, up to the probability
+    ``overlook`` per copy; by default 1 %, if 6 products (or ``100,000 / n``) can establish that,
+    which is so for values that stand out, and else as ``missed`` says; a number insists on it, 1
+    skips the examination.
 
     Cost: products as counted, ``O(n · basis)`` numbers of memory (``basis`` vectors, default
     ``max(3k + 64, k + 128)`` or what fits in 4 GiB, at least ``k + 2·block + 8``). ``block``

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from curvescope.operators.base import LinearOperator
 
-_CHUNK = 1 << 13
+_CHUNK = 1 << 11
 """Terms of an inner product that are summed in the vectors' own precision."""
 
 

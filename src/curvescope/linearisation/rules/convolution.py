@@ -64,12 +64,10 @@ def _conv_block(single: Any, shape: Any, weight: Any, source: Any, settings: Any
 
 @rule(aten.convolution_backward.default)
 def _convolution_backward(call: Call) -> LinearStep:
+    """``(δ, x, W) ↦ (δ ∗ W, δ ∗ x, Σ δ)``, linear in each of its three arguments."""
     grad, x, w, bias_sizes, *settings, mask = call.args
     grad, x, w = grad.detach(), x.detach(), w.detach()
-    second = 1 in call.active or 2 in call.active
-    delta = grad if second else None
-    kept_x = x if mask[1] or 0 in call.active else None
-    kept_w = w
+    delta = grad if 1 in call.active or 2 in call.active else None
 
     def backward(g: Any, x_: Any, w_: Any, wanted: list[bool]) -> Any:
         return aten.convolution_backward(g, x_, w_, bias_sizes, *settings, wanted)
@@ -77,19 +75,17 @@ def _convolution_backward(call: Call) -> LinearStep:
     def single(tg: Any, tx: Any, tw: Any, *_: Any) -> Outputs:
         gx = gw = gb = None
         if tg is not None:
-            gx, gw, gb = backward(tg, kept_x, kept_w, list(mask))
+            gx, gw, gb = backward(tg, x, w, list(mask))
         wanted = [mask[0] and tw is not None, mask[1] and tx is not None, False]
         if any(wanted):
-            x_ = tx if tx is not None else kept_x
-            w_ = tw if tw is not None else kept_w
-            hx, hw, _ = backward(delta, x_, w_, wanted)
+            hx, hw, _ = backward(delta, x if tx is None else tx, w if tw is None else tw, wanted)
             gx = hx if gx is None else gx if hx is None else gx.add_(hx)
             gw = hw if gw is None else gw if hw is None else gw.add_(hw)
         return (gx, gw, gb)
 
     def block(tg: Any, tx: Any, tw: Any, *_: Any) -> Outputs:
         columns = next(t for t in (tg, tx, tw) if t is not None).shape[0]
-        results = [
+        results: list[Any] = [
             single(*(None if t is None else t[k] for t in (tg, tx, tw))) for k in range(columns)
         ]
         return tuple(
