@@ -14,6 +14,7 @@ stops it too. The caller then uses the universal engine.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -123,19 +124,21 @@ class Recorder(TorchDispatchMode):
             if known is not None:
                 self._bind(out, known[0])
             return out
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        random, mutable = _facts(func)
+        if random:
             raise ModelError(_RANDOM.format(func))
         leaves = flatten(args, kwargs)
         active = [i for i, leaf in enumerate(leaves) if self._varies(leaf)]
         if not active:
             out = func(*args, **kwargs)
-            self._check_mutation(func, args, out)
+            if mutable:
+                self._check_mutation(out)
             return out
         if self.forward_slots is None and not self._nested and not torch.is_grad_enabled():
             return func(*args, **kwargs)  # under no_grad: a constant for autograd, so for us
         if func in APART:
             return self._apart(func, args, kwargs, leaves, active)
-        if func._schema.is_mutable:
+        if mutable:
             return self._inplace(func, args, kwargs, active)
         out = func(*args, **kwargs)
         self._record(func, args, kwargs, out, active, leaves)
@@ -191,11 +194,17 @@ class Recorder(TorchDispatchMode):
             msg = "an in-place operation on memory that several tensors share"
             raise Untraceable(msg)
 
-    def _check_mutation(self, func: Any, args: Any, out: Any) -> None:
+    def _check_mutation(self, out: Any) -> None:
         """A constant written over a known tensor would leave us with a stale slot."""
-        if func._schema.is_mutable and isinstance(out, Tensor) and id(out) in self._slots:
+        if isinstance(out, Tensor) and id(out) in self._slots:
             msg = "an in-place operation that overwrites a recorded tensor"
             raise Untraceable(msg)
+
+
+@functools.cache
+def _facts(func: Any) -> tuple[bool, bool]:
+    """Whether an operation draws random numbers, and whether it writes to its arguments."""
+    return torch.Tag.nondeterministic_seeded in func.tags, func._schema.is_mutable
 
 
 def _functional_form(func: Any) -> Any:

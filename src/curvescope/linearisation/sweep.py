@@ -31,7 +31,7 @@ from curvescope.problem.problem import Problem
 log = logging.getLogger("curvescope")
 
 SHARE = 0.5  # of the free memory that kept batches, or the columns of one product, may take
-COLUMNS_BYTES = 16 << 20  # on the CPU, tangents that leave the cache cost more than they save
+COLUMNS_BYTES = 36 << 20  # on the CPU, tangents that leave the last cache cost more than they save
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,7 @@ class Sweep:
         if self.problem.device.type == "cpu":
             if isinstance(batch, TapeBatch) and batch.convolves:
                 return 1
-            return max(1, COLUMNS_BYTES // width)
+            return 1 << max(0, (COLUMNS_BYTES // width).bit_length() - 1)  # a power of two
         return max(1, int(SHARE * memory.free(self.problem.device)) // width)
 
     def release(self) -> None:

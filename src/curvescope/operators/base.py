@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor
@@ -74,6 +74,12 @@ class LinearOperator(ABC):
         return None
 
     # Products ---------------------------------------------------------------------------------
+
+    @overload
+    def __matmul__(self, x: Tensor) -> Tensor: ...
+
+    @overload
+    def __matmul__(self, x: LinearOperator) -> LinearOperator: ...
 
     def __matmul__(self, x: Tensor | LinearOperator) -> Tensor | LinearOperator:
         """``A @ x`` for a vector or a block of columns, ``A @ B`` for another operator."""

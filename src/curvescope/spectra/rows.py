@@ -16,9 +16,8 @@ _CHUNK = 1 << 11
 
 def multiply(A: LinearOperator, rows: Tensor) -> Tensor:
     """``A`` times every row, ``[b, n] -> [b, n]``: ``b`` products in one call."""
-    columns = rows[0] if rows.shape[0] == 1 else rows.T.contiguous()
+    columns = rows[0] if rows.shape[0] == 1 else rows.T
     image = A @ columns
-    assert isinstance(image, Tensor)
     return image[None] if image.ndim == 1 else image.T
 
 
