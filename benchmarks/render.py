@@ -1,4 +1,7 @@
-"""Markdown tables from the JSON results of products.py: python benchmarks/render.py FILE …"""
+"""Markdown tables from the JSON results of ``products.py``.
+
+    python benchmarks/render.py FILE …
+"""
 
 from __future__ import annotations
 
