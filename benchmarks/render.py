@@ -1,6 +1,6 @@
 """Markdown tables from the JSON results of ``products.py``.
 
-    python benchmarks/render.py FILE …
+python benchmarks/render.py FILE …
 """
 
 from __future__ import annotations
