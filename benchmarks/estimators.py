@@ -2,9 +2,10 @@
 
     python benchmarks/estimators.py --workloads MLP LeNet5
 
-Everything that a user waits for is included: building the operator, linearising, re-orthogonalising.
-All contestants work on the same weights (a short training run, so that the spectrum has outliers) and
-the same data in one process; each figure is a median over rounds. Products are columns multiplied.
+Everything that a user waits for is included: building the operator, linearising, keeping a basis
+orthogonal. All contestants work on the same weights (a short training run, so that the spectrum has
+outliers) and the same data in one process; each figure is a median over rounds. Products are
+columns multiplied.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def counted(A: Any) -> tuple[SciPyOperator, list[int]]:
     return SciPyOperator(A.shape, matvec=product, dtype=A.dtype), calls
 
 
-# Tasks -----------------------------------------------------------------------------------------------
+# Tasks ----------------------------------------------------------------------------------------
 
 
 def eigenpairs(model: nn.Module, X: Tensor, y: Tensor, k: int) -> dict[str, Run]:
@@ -161,7 +162,7 @@ def trace(model: nn.Module, X: Tensor, y: Tensor) -> dict[str, Run]:
     return {"curvescope": ours, "curvlinops": curvlinops, "PyHessian": pyhessian}
 
 
-# Measuring -------------------------------------------------------------------------------------------
+# Measuring ------------------------------------------------------------------------------------
 
 
 def measure(runs: dict[str, Run], grad: Callable[[], Any], rounds: int) -> dict[str, Any]:
@@ -180,9 +181,7 @@ def measure(runs: dict[str, Run], grad: Callable[[], Any], rounds: int) -> dict[
             key: value for key, value in info.items() if key != "values"
         }
         if "values" in info:
-            results[name]["first_and_last"] = [
-                round(float(info["values"][i]), 4) for i in (0, -1)
-            ]
+            results[name]["first_and_last"] = [round(float(info["values"][i]), 4) for i in (0, -1)]
     return results
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import weakref
 
 import pytest
 import torch
@@ -127,6 +128,21 @@ def test_changed_weights_do_not_reach_a_kept_operator() -> None:
         model.fc1.weight.add_(1.0)
     with pytest.raises(cs.CurvescopeError, match="weights have changed"):
         H @ v
+
+
+def test_what_is_kept_goes_with_the_problem() -> None:
+    """No cycle and no global table holds a linearisation: memory is free at once."""
+    _, problem = counting_problem()
+    H = cs.Hessian(problem, keep=True)
+    H @ torch.randn(H.shape[0]).double()
+    gc.disable()
+    try:
+        kept = weakref.ref(sweep_of(problem)._kept[0])
+        assert kept() is not None
+        del H, problem
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 def live_bytes() -> int:

@@ -84,13 +84,20 @@ class Sweep:
     """The linearised batches of a problem, shared by all operators on it."""
 
     def __init__(self, problem: Problem) -> None:
-        self.problem = problem
+        self._problem = weakref.ref(problem)  # weakly, so that both go at once, without a cycle
         self._graphs: dict[object, CapturedProduct] = {}
         self._kept: list[LinearisedBatch] = []
         self._kept_second_order = False
         self._products = 0
         self._engine = "tape"
         self._said = False
+
+    @property
+    def problem(self) -> Problem:
+        """The problem that this sweep belongs to."""
+        problem = self._problem()
+        assert problem is not None, "operators hold their problem"
+        return problem
 
     # Linearising --------------------------------------------------------------------------------
 
@@ -281,11 +288,7 @@ def _add(total: Tensor, space: ParamSpace, result: Columns) -> None:
         target.add_(piece.reshape(target.shape))
 
 
-_SWEEPS: weakref.WeakKeyDictionary[Problem, Sweep] = weakref.WeakKeyDictionary()
-
-
 def sweep_of(problem: Problem) -> Sweep:
     """The one sweep of a problem."""
-    if problem not in _SWEEPS:
-        _SWEEPS[problem] = Sweep(problem)
-    return _SWEEPS[problem]
+    sweep: Sweep = problem.cache.setdefault("sweep", Sweep(problem))
+    return sweep

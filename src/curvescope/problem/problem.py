@@ -83,6 +83,9 @@ class Problem:
         _check_weights(model)
         self._fingerprint = _fingerprint(model)
         self._checked = False  # whether one full pass has looked at targets and outputs
+        self.cache: dict[
+            str, Any
+        ] = {}  # what others compute for this problem lives and dies with it
 
     def batches(self) -> Iterator[Batch]:
         """The batches, on the model's device, in the data's own order."""
@@ -236,6 +239,7 @@ class Problem:
         other = object.__new__(Problem)
         other.__dict__.update(self.__dict__)
         other.params = self.params.select(chosen)
+        other.cache = {}
         return other
 
     def __repr__(self) -> str:
