@@ -83,9 +83,7 @@ class Problem:
         _check_weights(model)
         self._fingerprint = _fingerprint(model)
         self._checked = False  # whether one full pass has looked at targets and outputs
-        self.cache: dict[
-            str, Any
-        ] = {}  # what others compute for this problem lives and dies with it
+        self.cache: dict[str, Any] = {}  # what others compute for this problem, gone with it
 
     def batches(self) -> Iterator[Batch]:
         """The batches, on the model's device, in the data's own order."""
