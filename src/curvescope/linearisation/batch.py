@@ -50,8 +50,8 @@ class LinearisedBatch(ABC):
 class TapeBatch(LinearisedBatch):
     """A batch as a tape. Recorded at the loss gradient ``u``, so that ``E`` can be applied.
 
-    ``second_order=False`` leaves out what only ``E`` needs and records the backward pass at the
-    cotangent of a first product, which comes out of the recording for free (``first``).
+    The backward pass is recorded after the forward pass, at any cotangent if only ``Jᵀ B J`` is
+    wanted (``second_order=False``): recording it at that of a first product gives that product.
     """
 
     def __init__(self, problem: Problem, batch: Batch) -> None:
