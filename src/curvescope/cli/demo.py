@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from curvescope.cli.progress import Display
 from curvescope.experiments.demo import Demonstration, Number, demonstrate
 
 
@@ -21,9 +22,8 @@ def demo(
     debug: Annotated[bool, typer.Option("--debug", help="Show a traceback on errors.")] = False,
 ) -> None:
     """Train a small network on an embedded part of MNIST and show its curvature."""
-    progress = Console(stderr=True, quiet=quiet or as_json)
-    with progress.status("starting") as status:
-        result = demonstrate(seed=seed, tell=lambda stage: status.update(f"{stage} …"))
+    with Display(quiet=quiet or as_json) as display:
+        result = demonstrate(seed=seed, tell=display.stage, progress=display.step)
     if as_json:
         typer.echo(json.dumps({**asdict(result), "consistent": result.consistent}, indent=2))
     else:

@@ -21,6 +21,7 @@ from curvescope.operators.base import LinearOperator
 from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.operators.hessian import Hessian
 from curvescope.problem import Problem
+from curvescope.spectra.control import Progress
 from curvescope.spectra.eigenpairs import eigenpairs
 from curvescope.spectra.trace import frobenius, trace
 
@@ -83,6 +84,7 @@ def demonstrate(
     eigenvalues: int = 10,
     probes: int = 60,
     tell: Callable[[str], None] = lambda stage: None,
+    progress: Callable[[Progress], None] | None = None,
 ) -> Demonstration:
     """Train, then measure H, G and E on the training set; the same seed gives the same numbers.
 
@@ -92,6 +94,7 @@ def demonstrate(
         eigenvalues: How many eigenvalues of each matrix, largest magnitude first.
         probes: Products for each trace and each Frobenius norm.
         tell: Called with a few words at the beginning of each stage.
+        progress: Called after every step of an estimate.
     """
     generator = torch.Generator().manual_seed(seed)
     X, y = load_embedded(DATA, split="train")
@@ -106,7 +109,12 @@ def demonstrate(
     for name, A in matrices.items():
         tell(f"curvature of {name}")
         measured = measure(
-            A, name=name, eigenvalues=eigenvalues, probes=probes, generator=generator
+            A,
+            name=name,
+            eigenvalues=eigenvalues,
+            probes=probes,
+            generator=generator,
+            progress=progress,
         )
         curvature.append(measured)
     h, g, e = (matrix.trace for matrix in curvature)
@@ -152,14 +160,21 @@ def evaluate(model: nn.Module, X: Tensor, y: Tensor) -> Fit:
 
 
 def measure(
-    A: LinearOperator, *, name: str, eigenvalues: int, probes: int, generator: torch.Generator
+    A: LinearOperator,
+    *,
+    name: str,
+    eigenvalues: int,
+    probes: int,
+    generator: torch.Generator,
+    progress: Callable[[Progress], None] | None = None,
 ) -> Curvature:
     """Eigenvalues of largest magnitude, trace and Frobenius norm, each from its own probes."""
+    seeds = [_random.child(generator) for _ in range(3)]
     pairs = eigenpairs(
-        A, eigenvalues, which="magnitude", tol=1e-4, generator=_random.child(generator)
+        A, eigenvalues, which="magnitude", tol=1e-4, generator=seeds[0], progress=progress
     )
-    tr = trace(A, probes=probes, method="xtrace", generator=_random.child(generator))
-    norm = frobenius(A, probes=probes, method="hutch++", generator=_random.child(generator))
+    tr = trace(A, probes=probes, method="xtrace", generator=seeds[1], progress=progress)
+    norm = frobenius(A, probes=probes, method="hutch++", generator=seeds[2], progress=progress)
     return Curvature(
         name=name,
         eigenvalues=tuple(pairs.values.tolist()),

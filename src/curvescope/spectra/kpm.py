@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -98,30 +99,40 @@ def kpm(
     degree = _checks.positive_int(where, "degree", degree)
     probes = _checks.positive_int(where, "probes", probes)
     _checks.generator(where, generator)
-    pilot = spectral_measure(A, steps=32, generator=generator)
+    path = control.get("checkpoint")
+    pilot_path = None if path is None else Path(f"{path}.range")
+    pilot = spectral_measure(A, steps=32, generator=generator, checkpoint=pilot_path)
     low, high = pilot.support
     width = max(high - low, 1e-6 * max(abs(low), abs(high))) or 1.0
     centre, half = (low + high) / 2, width * (0.5 + margin)
-    rows = probing.draw(A, probes, generator=generator) / A.shape[0] ** 0.5
     products = pilot.products
+    now = probing.draw(A, probes, generator=generator) / A.shape[0] ** 0.5
+    before, moments = torch.zeros_like(now), [dots(now, now)]
 
-    def scaled(x: Tensor) -> Tensor:
-        nonlocal products
-        products += probes
-        return (multiply(A, x) - centre * x) / half
+    def state() -> dict[str, Tensor]:
+        count = torch.tensor(products)
+        return {"before": before, "now": now, "moments": torch.stack(moments), "products": count}
 
-    moments = [dots(rows, rows)]
-    watch = Watch("kpm", f"{A}", dict, **{**control, "checkpoint": None})
+    watch = Watch(
+        "kpm", f"{A}, degree={degree}, probes={probes}, margin={margin}", state, **control
+    )
     with watch:
-        before, now = rows, scaled(rows)
-        moments.append(dots(rows, now))
-        for j in range(1, (degree + 1) // 2 + 1):  # before, now = T_{j−1} v, T_j v
-            moments.append(2 * dots(now, now) - moments[0])
-            watch.tick(min(2 * j, degree), degree, products)
-            if 2 * j >= degree:
-                break
-            before, now = now, 2 * scaled(now) - before
-            moments.append(2 * dots(before, now) - moments[1])
+        saved = watch.restore()
+        if saved is not None:
+            before, now = saved["before"].to(now), saved["now"].to(now)
+            moments = list(saved["moments"].to(moments[0]))
+            products = int(saved["products"])
+        while (
+            len(moments) <= degree
+        ):  # before, now = T_{j−1} v, T_j v, and 2j + 1 moments are known
+            image = (multiply(A, now) - centre * now) / half
+            products += probes
+            following = image if len(moments) == 1 else 2 * image - before
+            first = dots(now, following)
+            odd = first if len(moments) == 1 else 2 * first - moments[1]
+            moments += [odd, 2 * dots(following, following) - moments[0]]
+            before, now = now, following
+            watch.tick(min(len(moments) - 1, degree), degree, products)
     table = torch.stack(moments[: degree + 1], dim=1).cpu()
     require_finite(where, table)
     status = Status.INTERRUPTED if watch.interrupted else Status.DONE

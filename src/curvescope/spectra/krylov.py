@@ -10,10 +10,14 @@ re-orthogonalisation, with a block of them band or block Lanczos (Ruhe 1979), an
 the symmetric case of Krylov–Schur (Stewart 2001). A fresh random direction may become pending at
 any time, which is how a breakdown is survived and how repeated eigenvalues are found.
 
-Vectors are stored as rows, ``basis: [capacity, n]``; the projected matrix is float64. New
-directions are orthogonalised twice by blocked products (Gram–Schmidt, normalise, Gram–Schmidt) and
-given up where what remains is rounding, ``≤ 16 · eps · ‖T‖``, or below a share of ``‖T‖`` that the
-caller can do without; ``dropped`` bounds what this adds to residuals.
+Vectors are stored as rows, ``basis: [capacity, n]``; the projected matrix is float64. A new
+direction loses first the components that the symmetry of ``A`` foretells (in Lanczos' case those of
+the three-term recurrence), then, by a blocked product, what is left of it in the basis. A second
+such pass follows only where the first one took away a good part (Daniel, Gragg, Kaufman and Stewart
+1976), which after the foretold components it rarely does: the passes read the whole basis and are
+what a step costs besides its product. Directions are given up where what remains is rounding,
+``≤ 16 · eps · ‖T‖``, or below a share of ``‖T‖`` that the caller can do without; ``dropped`` bounds
+what this adds to residuals.
 """
 
 from __future__ import annotations
@@ -97,27 +101,54 @@ class Krylov:
         block = self.basis[m : m + count]
         image = multiply(self.operator, block)
         self.products += count
-        inside, outside = self._append(image, None)
+        inside, outside = self._append(image, None, self._foretold(image))
         self.matrix[:used, m : m + count] = inside
         self.matrix[used : used + outside.shape[0], m : m + count] = outside
         self.counts = (m + count, p - count + outside.shape[0])
 
-    def _append(self, rows: Tensor, noise: float | None) -> tuple[Tensor, Tensor]:
+    def _foretold(self, image: Tensor) -> Tensor:
+        """Coefficients ``[used, b]`` of a product that need no pass over the basis.
+
+        ``A q_j`` has the component ``q_iᵀ A q_j = (A q_i)ᵀ q_j`` along a row that was multiplied
+        before, which ``G`` holds; those among the new rows themselves are small products.
+        """
+        (m, _), count = self.counts, image.shape[0]
+        foretold = torch.zeros(self.used, count, dtype=torch.float64, device=image.device)
+        foretold[:m] = self.coupling[:count].T.to(image.device)
+        foretold[m : m + count] = inner(self.basis[m : m + count], image)
+        return foretold
+
+    def _reject(self, rows: Tensor, foretold: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """``rows`` less their components in the basis: orthonormal rest, its factor, components."""
+        used = self.used
+        old = self.basis[:used]
+        inside = torch.zeros(used, rows.shape[0], dtype=torch.float64, device=rows.device)
+        if foretold is not None:
+            inside = foretold
+            some = foretold.any(1)
+            rows = rows - foretold[some].T.to(rows) @ old[some]
+        before = lengths(rows)
+        first = inner(old, rows)
+        inside = inside + first
+        unit, factor = _orthonormal(rows - first.T.to(rows) @ old)
+        # Asking would stall a GPU, where a pass over the basis costs next to nothing.
+        if rows.device.type == "cpu" and rows.shape[0] == 1 and factor[0, 0] > before / 2:
+            return unit, factor, inside
+        second = inner(old, unit)
+        unit, correction = _orthonormal(unit - second.T.to(rows) @ old)
+        return unit, correction @ factor, inside + second @ factor
+
+    def _append(
+        self, rows: Tensor, noise: float | None, foretold: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Orthonormalise ``rows`` against all rows and write what is left of them behind these.
 
         Returns the coefficients ``[used, b]`` in the old rows and ``[r, b]`` in the new ones, where
-        ``r ≤ b`` is the rank above ``noise`` (None: rounding of a product). Gram–Schmidt runs twice
-        with a normalisation between, since "twice is enough" holds for unit vectors. The host is
-        asked once, for all coefficients together.
+        ``r ≤ b`` is the rank above ``noise`` (None: rounding of a product).
         """
         used = self.used
-        old = self.basis[:used]
-        first = inner(old, rows)
-        unit, factor = _orthonormal(rows - first.T.to(rows) @ old)
-        second = inner(old, unit)
-        unit, correction = _orthonormal(unit - second.T.to(rows) @ old)
-        inside = first + second @ factor
-        coefficients = torch.cat([inside, correction @ factor]).cpu()
+        unit, factor, inside = self._reject(rows, foretold)
+        coefficients = torch.cat([inside, factor]).cpu()
         require_finite(f"{self.operator}", coefficients)
         inside, outside = coefficients[:used], coefficients[used:]
         product = noise is None

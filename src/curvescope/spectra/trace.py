@@ -22,7 +22,7 @@ from curvescope.spectra import probes as probing
 from curvescope.spectra.control import Status, Watch, require_finite, require_symmetric
 from curvescope.spectra.estimate import Estimate, Samples
 from curvescope.spectra.rows import multiply
-from curvescope.spectra.xtrace import range_basis, xtrace
+from curvescope.spectra.xtrace import Images, range_basis, xtrace
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -50,7 +50,7 @@ def trace(
     ``√2`` larger, as half of the products find directions.
 
     Cost: ``probes`` products in blocks of ``block`` columns and ``2 · block · n`` numbers of memory
-    (XTrace: two blocks of ``probes / 2`` and ``2 · probes · n``); exact for ``probes ≥ n``.
+    (XTrace: ``2 · probes · n``); exact for ``probes ≥ n``.
 
     >>> from curvescope.operators.simple import Diagonal
     >>> A = Diagonal(torch.tensor([1.0, 2.0, 3.0, 4.0]))
@@ -62,7 +62,8 @@ def trace(
     _settings(where, A, generator, probes, block)
     _checks.one_of(where, "method", method, ("hutchinson", "xtrace"))
     if method == "xtrace" and probes < A.shape[0]:
-        return xtrace(A, _checks.positive_int(where, "probes", probes, 4), generator, **control)
+        products = _checks.positive_int(where, "probes", probes, 4)
+        return xtrace(A, products, generator=generator, block=block, **control)
 
     def sample(X: Tensor, Y: Tensor) -> Tensor:
         return (X.double() * Y).sum(1)
@@ -99,25 +100,62 @@ def frobenius(
     where = f"frobenius({A})"
     _settings(where, A, generator, probes, block)
     _checks.one_of(where, "method", method, ("hutchinson", "hutch++"))
-    known, basis = 0.0, None
     if method == "hutch++" and probes < A.shape[0]:
-        third = _checks.positive_int(where, "probes", probes, 6) // 3
-        basis = range_basis(A, third, generator)
-        rank = basis.shape[1]
-        known = float(multiply(A, basis.T).double().square().sum()) if rank else 0.0
-        probes, spent = probes - third - rank, third + rank
-    else:
-        spent = 0
+        probes = _checks.positive_int(where, "probes", probes, 6)
+        return _hutch_plus_plus(A, probes, generator, block, **control)
 
     def sample(X: Tensor, Y: Tensor) -> Tensor:
         return Y.double().square().sum(1)
 
-    samples, status = _sample(
-        "frobenius", A, probes, sample, generator, block, basis=basis, **control
-    )
-    products = spent + samples.count
-    if basis is None and probes >= A.shape[0]:
-        return _exact(math.sqrt(float(samples.mean) * samples.count), products, status)
+    samples, status = _sample("frobenius", A, probes, sample, generator, block, **control)
+    if probes >= A.shape[0]:
+        return _exact(math.sqrt(float(samples.mean) * samples.count), samples.count, status)
+    return _root(samples, 0.0, samples.count, status)
+
+
+def _hutch_plus_plus(
+    A: LinearOperator,
+    probes: int,
+    generator: torch.Generator,
+    block: int,
+    **control: Unpack[Control],
+) -> Estimate[float]:
+    """``‖A‖_F² = ‖A Q‖_F² + E ‖A (I − Q Qᵀ) ω‖²``, a third of the products for each part."""
+    third, began, samples = probes // 3, generator.get_state(), Samples((), A.device)
+    stages: dict[str, Images] = {}
+
+    def state() -> dict[str, Tensor]:
+        return {"generator": began, **{name: images.done for name, images in stages.items()}}
+
+    def take(name: str, rows: Tensor, before: int) -> Tensor:
+        stages[name] = Images(A, rows, block, saved.get(name))
+        for done in stages[name]:
+            watch.tick(before + done, probes, before + done)
+        return stages[name].done
+
+    known = 0.0
+    watch = Watch("frobenius", f"hutch++, {A}, probes={probes}, block={block}", state, **control)
+    with watch:
+        saved = watch.restore() or {}
+        if saved:
+            generator.set_state(began := saved["generator"])
+        start = probing.draw(A, third, kind="gaussian", generator=generator)
+        Q = range_basis(take("range", start, 0).T)[0]
+        inside = take("inside", Q.T, third)
+        known = float(inside.double().square().sum())
+        rank = Q.shape[1]
+        rows = probing.draw(A, probes - third - rank, generator=generator)
+        take("rest", rows - (rows @ Q) @ Q.T, third + rank)
+    if "rest" in stages and len(stages["rest"].done):
+        samples.add(stages["rest"].done.double().square().sum(1))
+    require_finite(f"frobenius({A})", samples.mean)
+    status = Status.INTERRUPTED if watch.interrupted else Status.DONE
+    products = sum(len(images.done) for images in stages.values())
+    return _root(samples, known, products, status)
+
+
+def _root(samples: Samples, known: float, products: int, status: Status) -> Estimate[float]:
+    """The root of ``known`` and the mean of the samples of a square."""
     norm = math.sqrt(known + float(samples.mean))
     error = float(samples.stderr) / (2 * norm) if norm else 0.0
     return Estimate(norm, error, products, samples.count, status)
@@ -182,13 +220,12 @@ def _sample(
     generator: torch.Generator,
     block: int,
     *,
-    basis: Tensor | None = None,
     shape: tuple[int, ...] = (),
     **control: Unpack[Control],
 ) -> tuple[Samples, Status]:
-    """Samples from ``probes`` signs (off ``basis``), or from all unit vectors if they suffice."""
+    """Samples from ``probes`` signs, or from all unit vectors if they suffice."""
     n = A.shape[0]
-    exact = basis is None and probes >= n
+    exact = probes >= n
     total = n if exact else probes
     samples = Samples(shape, A.device)
 
@@ -197,7 +234,7 @@ def _sample(
 
     watch = Watch(task, f"{A}, probes={probes}, block={block}", state, **control)
     with watch:
-        saved = watch.restore() if basis is None else None
+        saved = watch.restore()
         if saved is not None:
             samples.load(saved)
             generator.set_state(saved["generator"])
@@ -208,8 +245,6 @@ def _sample(
                 rows[torch.arange(b), torch.arange(samples.count, samples.count + b)] = 1
             else:
                 rows = probing.draw(A, b, generator=generator)
-            if basis is not None:
-                rows = rows - (rows @ basis) @ basis.T
             samples.add(sample(rows, multiply(A, rows)))
             watch.tick(samples.count, total, samples.count)
     require_finite(f"{task}({A})", samples.mean)

@@ -13,6 +13,7 @@ is the mean of the ``t_i``. All of them come from one ``Q`` with range ``Y``, be
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,13 +31,22 @@ if TYPE_CHECKING:
     from curvescope.spectra.control import Control
 
 
-def range_basis(A: LinearOperator, count: int, generator: torch.Generator) -> Tensor:
-    """An orthonormal basis ``[n, r]`` of the span of ``A Ω``: ``count`` products, ``r ≤ count``."""
-    rows = probing.draw(A, count, kind="gaussian", generator=generator)
-    return _range(multiply(A, rows).T)[0]
+class Images:
+    """``A`` times given rows, some at a time, so that what is done can be saved and taken up."""
+
+    def __init__(self, A: LinearOperator, rows: Tensor, block: int, done: Tensor | None) -> None:
+        self._operator, self._rows, self._block = A, rows, block
+        self.done = torch.empty_like(rows[:0]) if done is None else done.to(rows)
+
+    def __iter__(self) -> Iterator[int]:
+        """Multiply block by block; yields the number of rows multiplied so far."""
+        while (begin := self.done.shape[0]) < self._rows.shape[0]:
+            image = multiply(self._operator, self._rows[begin : begin + self._block])
+            self.done = torch.cat([self.done, image])
+            yield self.done.shape[0]
 
 
-def _range(Y: Tensor) -> tuple[Tensor, Tensor]:
+def range_basis(Y: Tensor) -> tuple[Tensor, Tensor]:
     """``Y = Q B`` with orthonormal ``Q: [n, r]`` for the numerical rank ``r``; ``B`` is float64."""
     require_finite("A Ω", Y)
     q, r = torch.linalg.qr(Y)
@@ -47,9 +57,14 @@ def _range(Y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def xtrace(
-    A: LinearOperator, products: int, generator: torch.Generator, **control: Unpack[Control]
+    A: LinearOperator,
+    products: int,
+    *,
+    generator: torch.Generator,
+    block: int = 32,
+    **control: Unpack[Control],
 ) -> Estimate[float]:
-    """``tr A`` from at most ``products`` products; see the module.
+    """``tr A`` from at most ``products`` products, ``block`` at a time; see the module.
 
     The standard error is the spread of the ``t_i`` over ``√s``. They share all but one of their
     vectors, which makes them dependent; the paper (sec. 2.2) finds this estimate to be reliable,
@@ -57,26 +72,34 @@ def xtrace(
 
     >>> from curvescope.operators.simple import LowRank
     >>> A = LowRank(torch.eye(50, 2, dtype=torch.float64), torch.tensor([3.0, 4.0]).double())
-    >>> round(xtrace(A, 8, torch.Generator().manual_seed(0)).value, 9)      # exact once s > rank
+    >>> round(xtrace(A, 8, generator=torch.Generator().manual_seed(0)).value, 9)  # exact: s > rank
     7.0
     """
     n, s = A.shape[0], products // 2
-    watch = Watch(
-        "trace", f"xtrace, {A}, products={products}", dict, **{**control, "checkpoint": None}
-    )
-    spent, samples = 0, Samples(())
+    began, samples, total = generator.get_state(), Samples(()), 2 * s
+    stages: dict[str, Images] = {}
+
+    def state() -> dict[str, Tensor]:
+        return {"generator": began, **{name: images.done for name, images in stages.items()}}
+
+    watch = Watch("trace", f"xtrace, {A}, products={products}, block={block}", state, **control)
     with watch:
-        omega = probing.draw(A, s, kind="sphere", generator=generator).T
-        Y = multiply(A, omega.T).T
-        spent = s
-        watch.tick(1, 2, spent)
-        Q, B = _range(Y)
-        Z = multiply(A, Q.T).T if Q.shape[1] else Q
-        spent += Q.shape[1]
-        samples.add(_leave_one_out(omega, Y, Q, B, Z, n))
-        watch.tick(2, 2, spent)
+        saved = watch.restore() or {}
+        if saved:
+            generator.set_state(began := saved["generator"])
+        omega = probing.draw(A, s, kind="sphere", generator=generator)
+        stages["Y"] = Images(A, omega, block, saved.get("Y"))
+        for done in stages["Y"]:
+            watch.tick(done, total, done)
+        Y = stages["Y"].done.T
+        Q, B = range_basis(Y)
+        total = s + Q.shape[1]
+        stages["Z"] = Images(A, Q.T, block, saved.get("Z"))
+        for done in stages["Z"]:
+            watch.tick(s + done, total, s + done)
+        samples.add(_leave_one_out(omega.T, Y, Q, B, stages["Z"].done.T, n))
     status = Status.INTERRUPTED if watch.interrupted else Status.DONE
-    return samples.estimate(spent, status)
+    return samples.estimate(sum(len(images.done) for images in stages.values()), status)
 
 
 def _leave_one_out(omega: Tensor, Y: Tensor, Q: Tensor, B: Tensor, Z: Tensor, n: int) -> Tensor:
