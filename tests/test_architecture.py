@@ -46,6 +46,10 @@ DEPENDENCIES = {
     name: codes(cells[0])
     for name, cells in table(PAGE, "dependency", "imported in", "reason").items()
 }
+OPTIONAL = {
+    name: codes(cells[0]) for name, cells in table(PAGE, "optional", "imported in", "reason").items()
+}
+MODULES = {"sklearn": "scikit-learn"}  # a module and the project that brings it, where they differ
 
 
 # Reading the code ---------------------------------------------------------------------
@@ -79,6 +83,9 @@ def breaches(folder: str, source: str) -> list[str]:
                 found.append(name)
         elif top in DEPENDENCIES:
             if DEPENDENCIES[top] and folder not in DEPENDENCIES[top]:
+                found.append(name)
+        elif MODULES.get(top, top) in OPTIONAL:
+            if folder not in OPTIONAL[MODULES.get(top, top)]:
                 found.append(name)
         # typing_extensions comes with torch and serves annotations on older Pythons.
         elif top not in sys.stdlib_module_names and top != "typing_extensions":
@@ -114,6 +121,8 @@ def test_imports_go_one_way(path: Path) -> None:
         ("experiments", "from curvescope.cli import main"),
         ("data", "from .embedded import load_embedded"),
         ("spectra", "from matplotlib import pyplot"),
+        ("data", "from sklearn.manifold import TSNE"),
+        ("training", "import pooch"),
         ("experiments", "import rich.console"),
         ("operators", "import typer"),
         ("operators", "import curvlinops"),
@@ -130,6 +139,8 @@ def test_a_wrong_import_is_found(folder: str, line: str) -> None:
         ("spectra", "from curvescope.operators.base import LinearOperator"),
         ("spectra", "from curvescope.spectra.probes import draw"),
         ("cli", "from rich.table import Table"),
+        ("plots", "from matplotlib.figure import Figure"),
+        ("structure", "from sklearn.manifold import TSNE"),
         ("problem", "import torch.nn.functional as F"),
         ("problem", "from collections.abc import Callable"),
     ],
@@ -165,8 +176,12 @@ def test_every_dependency_has_its_reason_and_its_use() -> None:
         if "extra ==" not in line
     }
     used = {name.partition(".")[0] for path in FILES for name in imports(path.read_text("utf-8"))}
+    used = {MODULES.get(module, module) for module in used}
     assert required == set(DEPENDENCIES)
     assert required <= used
+    assert set(OPTIONAL) <= used
+    extras = " ".join(line for line in metadata.requires("curvescope") or [] if "extra ==" in line)
+    assert all(name in extras for name in OPTIONAL)
 
 
 # Importing ----------------------------------------------------------------------------
@@ -198,7 +213,8 @@ assert state() == before, "importing changed global state"
 
 def run_import(statement: str) -> subprocess.CompletedProcess[str]:
     blocked = {"backpack", "curvlinops", "hypothesis", "matplotlib", "mypy", "nngeometry"}
-    blocked |= {"pyhessian", "pytest", "rich", "torchvision", "typer"}
+    blocked |= {"pyhessian", "pytest", "rich", "torchvision", "typer", "tqdm"}
+    blocked |= {"sklearn", *OPTIONAL}
     script = SIDE_EFFECTS.format(blocked=blocked, statement=statement)
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
 

@@ -1,6 +1,7 @@
 """The curvature of neural networks: exact where possible, with error bars where not."""
 
 from curvescope._checks import CurvescopeError, ModelError
+from curvescope.data import Dataset, dataset, gaussian_mixture
 from curvescope.operators.algebra import deflate, knockout
 from curvescope.operators.base import LinearOperator
 from curvescope.operators.gauss_newton import EmpiricalFisher, GaussNewton, MonteCarloFisher
@@ -30,6 +31,7 @@ from curvescope.spectra import (
 
 __all__ = [
     "CurvescopeError",
+    "Dataset",
     "Dense",
     "Diagonal",
     "EigenPairs",
@@ -48,11 +50,13 @@ __all__ = [
     "Status",
     "Tridiagonal",
     "block_lanczos",
+    "dataset",
     "deflate",
     "diagonal",
     "eigenpairs",
     "exact_spectrum",
     "frobenius",
+    "gaussian_mixture",
     "knockout",
     "kpm",
     "lanczos",

@@ -41,6 +41,7 @@ class Iterable:
 
 FORMS = {
     "tensors": everything,
+    "data set": lambda: TensorDataset(*everything()),
     "list": batches,
     "list-of-lists": lambda: [list(b) for b in batches()],
     "tuple-of-batches": lambda: tuple(batches()),

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from curvescope._checks import CurvescopeError
+from curvescope.cli.data import data
 from curvescope.cli.demo import demo
 
 # The parser's own errors: click's class, or typer's copy of it in newer versions.
@@ -27,6 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(demo)
+app.add_typer(data, name="data")
 
 
 def _print_version(asked: bool) -> None:

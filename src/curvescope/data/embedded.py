@@ -6,28 +6,67 @@ anything (``allow_pickle=False``).
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from curvescope._checks import CurvescopeError, one_of
 
+Bytes = npt.NDArray[np.uint8]
+
 
 @dataclass(frozen=True)
-class _Embedded:
+class Embedded:
+    """A file in the package, and what it holds."""
+
+    name: str
+    title: str
     file: str
     sha256: str
+    shape: tuple[int, int, int]
+    sizes: Mapping[str, int]
+    classes: int = 10
+    scale: int = 255
 
 
-_EMBEDDED = {
-    "mnist-6k": _Embedded(
-        "mnist-6k.npz", "bbe4d091d5f513f2eade560bb589db701aac09f2298253b0f2e4105d2378ad6e"
-    ),
+EMBEDDED: dict[str, Embedded] = {
+    embedded.name: embedded
+    for embedded in (
+        Embedded(
+            name="mnist-6k",
+            title="the first 500 (train) and 100 (test) images of every class of MNIST",
+            file="mnist-6k.npz",
+            sha256="bbe4d091d5f513f2eade560bb589db701aac09f2298253b0f2e4105d2378ad6e",
+            shape=(1, 28, 28),
+            sizes={"train": 5_000, "test": 1_000},
+        ),
+        Embedded(
+            name="fashion-mnist-3k",
+            title="the first 250 (train) and 50 (test) images of every class of Fashion-MNIST",
+            file="fashion-mnist-3k.npz",
+            sha256="3aac72bfeff1e8c460bc7b4abb4f755c3c97beff77315b7415d1bc5528cd6326",
+            shape=(1, 28, 28),
+            sizes={"train": 2_500, "test": 500},
+        ),
+        Embedded(
+            name="digits",
+            title="scikit-learn's digits, the last 360 as test split",
+            file="digits.csv.gz",
+            sha256="09f66e6debdee2cd2b5ae59e0d6abbb73fc2b0e0185d2e1957e9ebb51e23aa22",
+            shape=(1, 8, 8),
+            sizes={"train": 1_437, "test": 360},
+            scale=16,
+        ),
+    )
 }
 
 
@@ -41,7 +80,8 @@ def load_embedded(
     """One split of an embedded data set: images ``[N, C, H, W]`` in [0, 1] and labels ``[N]``.
 
     ``"mnist-6k"``: 5,000 training and 1,000 test digits, balanced, in the order of MNIST itself,
-    28×28 grey. Pixels are the original bytes divided by 255.
+    28×28 grey. Pixels are the original bytes divided by 255. The same tensors, with their
+    variants, come from :func:`curvescope.data.dataset`.
 
     Args:
         name: The data set.
@@ -57,20 +97,34 @@ def load_embedded(
     (torch.Size([1000, 1, 28, 28]), [100, 100, 100, 100, 100, 100, 100, 100, 100, 100])
     """
     where = f"load_embedded({name!r})"
-    embedded = _EMBEDDED[one_of("load_embedded(name)", "name", name, _EMBEDDED)]
+    embedded = EMBEDDED[one_of("load_embedded(name)", "name", name, EMBEDDED)]
     one_of(where, "split", split, ("train", "test"))
     if not dtype.is_floating_point:
         msg = f"{where}: dtype must be a floating-point type, got {dtype}"
         raise CurvescopeError(msg)
-    with np.load(io.BytesIO(_verified(where, embedded)), allow_pickle=False) as arrays:
-        pixels, labels = arrays[f"x_{split}"], arrays[f"y_{split}"]
-    if pixels.ndim == 3:  # grey images are stored without their one channel
-        pixels = pixels[:, None]
-    X = torch.from_numpy(pixels).to(device=device, dtype=dtype) / 255
+    pixels, labels = read_embedded(where, embedded, split)
+    X = torch.from_numpy(pixels).to(device=device, dtype=dtype) / embedded.scale
     return X, torch.from_numpy(labels).to(device=device, dtype=torch.int64)
 
 
-def _verified(where: str, embedded: _Embedded) -> bytes:
+def read_embedded(where: str, embedded: Embedded, split: str) -> tuple[Bytes, Bytes]:
+    """Images ``[N, C, H, W]`` and labels ``[N]`` of one split, as the bytes that the file holds."""
+    raw = verified(where, embedded)
+    if embedded.file.endswith(".npz"):
+        with np.load(io.BytesIO(raw), allow_pickle=False) as arrays:
+            pixels, labels = arrays[f"x_{split}"], arrays[f"y_{split}"]
+    else:
+        # 64 pixels and the label on each line. The set has no split of its own; cutting it in the
+        # order of the file needs no random numbers.
+        text = gzip.decompress(raw).decode("ascii")
+        table: npt.NDArray[Any] = np.loadtxt(io.StringIO(text), dtype=np.uint8, delimiter=",")
+        first = embedded.sizes["train"]
+        table = table[:first] if split == "train" else table[first:]
+        pixels, labels = np.ascontiguousarray(table[:, :-1]), np.ascontiguousarray(table[:, -1])
+    return pixels.reshape(-1, *embedded.shape), labels
+
+
+def verified(where: str, embedded: Embedded) -> bytes:
     """The file's bytes, if they are the ones that were published."""
     try:
         raw = resources.files("curvescope.data").joinpath("files", embedded.file).read_bytes()

@@ -26,7 +26,8 @@ class Batch:
 class Batches:
     """A sequence of batches that can be walked any number of times.
 
-    ``(X, y)`` is one batch, cut into pieces of ``batch_size`` samples when one is given; a
+    ``(X, y)``, or anything with such a pair as ``.tensors`` (a data set of ours or torch's
+    ``TensorDataset``), is one batch, cut into pieces of ``batch_size`` samples when one is given; a
     ``DataLoader`` or any other iterable gives pairs ``(input, target)`` or mappings with the target
     under ``"labels"``. Inputs may be tensors, tuples or mappings of tensors. An iterator, which
     could be walked only once, is read into memory.
@@ -34,6 +35,8 @@ class Batches:
 
     def __init__(self, data: Any, device: torch.device, batch_size: int | None) -> None:
         self._device = device
+        if isinstance(getattr(data, "tensors", None), tuple):
+            data = data.tensors
         if isinstance(data, Mapping) or (
             isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Tensor)
         ):

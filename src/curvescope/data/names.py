@@ -1,0 +1,58 @@
+"""Names of data sets: a base, ``-2`` for 0–4 against 5–9, ``-R`` for random labels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from curvescope._checks import CurvescopeError
+from curvescope.data import mixture
+from curvescope.data.catalogue import SOURCES
+from curvescope.data.embedded import EMBEDDED
+
+# As the papers and torchvision write them.
+_ALIASES = {"cifar10": "cifar-10", "cifar100": "cifar-100", "fashionmnist": "fashion-mnist"}
+
+
+@dataclass(frozen=True)
+class Name:
+    """A parsed name; ``str()`` gives its normal form."""
+
+    base: str
+    binary: bool
+    random: bool
+
+    def __str__(self) -> str:
+        return self.base + "-2" * self.binary + "-R" * self.random
+
+
+def base_names() -> list[str]:
+    """The names without variants, embedded sets first."""
+    return [*EMBEDDED, *SOURCES]
+
+
+def parse(where: str, name: str) -> Name:
+    """Take a name apart, whatever its case.
+
+    Raises:
+        CurvescopeError: If no such data set is known.
+
+    >>> parse("example", "MNIST-2-R"), str(parse("example", "CIFAR10-r"))
+    (Name(base='mnist', binary=True, random=True), 'cifar-10-R')
+    """
+    lower = name.lower() if isinstance(name, str) else ""
+    base = lower.removesuffix("-r")
+    random = base != lower
+    base, before = base.removesuffix("-2"), base
+    binary = base != before
+    base = _ALIASES.get(base, base)
+    found = mixture.parameters(base)
+    if found is not None:
+        t, classes, dimension = found
+        base = f"gaussian-mixture-C{classes}-D{dimension}-t{t:g}"
+    elif base not in base_names():
+        msg = (
+            f"{where}: name must be one of {', '.join(base_names())} or like {mixture.FORM}, with "
+            f"-2 (0–4 against 5–9) or -R (random labels) after it where wanted, got {name!r}"
+        )
+        raise CurvescopeError(msg)
+    return Name(base, binary, random)

@@ -1,0 +1,67 @@
+"""From a name in the catalogue to checked arrays: found, verified, decoded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from curvescope._checks import CurvescopeError
+from curvescope.data import cifar, idx, npz
+from curvescope.data.catalogue import Source
+from curvescope.data.contents import contents
+from curvescope.data.embedded import Embedded, read_embedded
+from curvescope.data.places import find, missing, roots
+
+Arrays = tuple[npt.NDArray[np.uint8], npt.NDArray[Any]]
+
+
+def read_split(
+    where: str, source: Source | Embedded, split: str, root: str | os.PathLike[str] | None
+) -> tuple[Tensor, Tensor]:
+    """Images ``[N, C, H, W]`` as bytes and labels ``[N]`` as int64, on the CPU.
+
+    Args:
+        where: The beginning of error messages.
+        source: The data set.
+        split: ``"train"`` or ``"test"``.
+        root: A folder to look in first; of no interest to an embedded set.
+
+    Raises:
+        CurvescopeError: If a file is missing, damaged, or not what the catalogue says.
+    """
+    if isinstance(source, Embedded):
+        pixels, labels = read_embedded(where, source, split)
+    else:
+        folders = roots(where, root)
+        place = find(source, split, folders)
+        if place is None:
+            raise missing(where, source, split, folders)
+        pixels, labels = _decode(where, source, split, contents(where, source, split, place))
+    count, shape = source.sizes[split], source.shape
+    if pixels.shape != (count, *shape) or labels.shape != (count,):
+        msg = (
+            f"{where}: the {split} split must have {count:,} images {list(shape)} and as many "
+            f"labels, the files have {list(pixels.shape)} and {list(labels.shape)}"
+        )
+        raise CurvescopeError(msg)
+    if not 0 <= labels.min() <= labels.max() < source.classes:
+        msg = f"{where}: labels must lie in 0 … {source.classes - 1}, the files have "
+        raise CurvescopeError(msg + f"{labels.min()} … {labels.max()}")
+    writable = np.require(pixels, requirements=["C", "W"])
+    return torch.from_numpy(writable), torch.from_numpy(labels.astype(np.int64))
+
+
+def _decode(where: str, source: Source, split: str, files: Iterable[tuple[str, bytes]]) -> Arrays:
+    match source.format:
+        case "idx":
+            return idx.decode(where, files)
+        case "cifar":
+            return cifar.decode(where, files, source.shape)
+        case "npz":
+            return npz.decode(where, files, split)

@@ -1,0 +1,97 @@
+"""How all pictures look, and how they are saved.
+
+Figures are made without ``pyplot``: no window, no global list of figures, no change of the user's
+settings. Colours are those of Okabe and Ito (2008), which stay apart for colour-blind readers and
+in print; the same thing has the same colour everywhere (``H`` blue, ``G`` vermilion, ``E`` green).
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from curvescope._checks import CurvescopeError
+from curvescope.io import atomic
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BLUE, VERMILION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
+PURPLE, SKY, GREY, BLACK = "#CC79A7", "#56B4E9", "#7A7A7A", "#222222"
+CYCLE = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, GREY)
+
+_SETTINGS: dict[str, Any] = {
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": 9.5,
+    "axes.labelsize": 9,
+    "font.size": 9,
+    "grid.color": "#E6E6E6",
+    "grid.linewidth": 0.6,
+    "legend.fontsize": 8,
+    "lines.linewidth": 1.3,
+    "savefig.dpi": 160,
+    "svg.hashsalt": "curvescope",  # the same picture, the same file
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+}
+
+
+def panels(
+    rows: int = 1, columns: int = 1, *, width: float = 4.2, height: float = 3.0
+) -> tuple[Figure, list[list[Axes]]]:
+    """An empty figure of ``rows × columns`` panels of the given size in inches."""
+    matplotlib = _matplotlib()
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(_SETTINGS):
+        figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+        axes = figure.subplots(rows, columns, squeeze=False)
+    return figure, [list(row) for row in axes]
+
+
+def finish(axes: Axes, title: str = "", *, legend: bool = True) -> None:
+    """The title on the left and a legend without a frame, in the sizes of this style."""
+    axes.set_title(title, loc="left", fontsize=_SETTINGS["axes.titlesize"])
+    if legend and axes.get_legend_handles_labels()[1]:
+        axes.legend(frameon=False, fontsize=_SETTINGS["legend.fontsize"])
+
+
+def save(figure: Figure, path: str | os.PathLike[str]) -> list[Path]:
+    """Write ``path`` as ``.svg``, ``.pdf`` and ``.png``; the same figure gives the same bytes.
+
+    A path with one of these endings gives that format alone. Each file is written beside its place
+    and moved there.
+    """
+    matplotlib = _matplotlib()
+    path = Path(path)
+    formats = ("svg", "pdf", "png")
+    given = path.suffix.removeprefix(".")
+    written = []
+    for kind in (given,) if given in formats else formats:
+        target = path if given in formats else path.with_name(f"{path.name}.{kind}")
+        metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[kind]
+        buffer = io.BytesIO()
+        with matplotlib.rc_context(_SETTINGS):
+            figure.savefig(buffer, format=kind, metadata=metadata)
+        with suppress(OSError):  # a folder that cannot be made is reported with the file
+            target.parent.mkdir(parents=True, exist_ok=True)
+        with atomic(target) as temporary:
+            temporary.write_bytes(buffer.getvalue())
+        written.append(target)
+    return written
+
+
+def _matplotlib() -> Any:
+    try:
+        import matplotlib
+    except ModuleNotFoundError:
+        msg = "plots: pictures need matplotlib; install curvescope[plots]"
+        raise CurvescopeError(msg) from None
+    return matplotlib
