@@ -2,6 +2,7 @@
 
 from curvescope._checks import CurvescopeError, ModelError
 from curvescope.data import Dataset, dataset, gaussian_mixture
+from curvescope.networks import NetworkSpec, initialise, network
 from curvescope.operators.algebra import deflate, knockout
 from curvescope.operators.base import LinearOperator
 from curvescope.operators.gauss_newton import EmpiricalFisher, GaussNewton, MonteCarloFisher
@@ -28,6 +29,16 @@ from curvescope.spectra import (
     subspace_iteration,
     trace,
 )
+from curvescope.training import (
+    Recipe,
+    Trained,
+    evaluate,
+    load_network,
+    load_weights,
+    save_weights,
+    train,
+    train_many,
+)
 
 __all__ = [
     "CurvescopeError",
@@ -44,26 +55,37 @@ __all__ = [
     "LowRank",
     "ModelError",
     "MonteCarloFisher",
+    "NetworkSpec",
     "ParamSpace",
     "Problem",
+    "Recipe",
     "SpectralMeasure",
     "Status",
+    "Trained",
     "Tridiagonal",
     "block_lanczos",
     "dataset",
     "deflate",
     "diagonal",
     "eigenpairs",
+    "evaluate",
     "exact_spectrum",
     "frobenius",
     "gaussian_mixture",
+    "initialise",
     "knockout",
     "kpm",
     "lanczos",
+    "load_network",
+    "load_weights",
     "logdet",
+    "network",
     "rank_bound",
     "rank_degeneracy",
+    "save_weights",
     "spectral_measure",
     "subspace_iteration",
     "trace",
+    "train",
+    "train_many",
 ]

@@ -16,6 +16,7 @@ from rich.console import Console
 from curvescope._checks import CurvescopeError
 from curvescope.cli.data import data
 from curvescope.cli.demo import demo
+from curvescope.cli.train import train
 
 # The parser's own errors: click's class, or typer's copy of it in newer versions.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -28,6 +29,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(demo)
+app.command()(train)
 app.add_typer(data, name="data")
 
 

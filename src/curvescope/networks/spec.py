@@ -1,0 +1,59 @@
+"""What a network is: its name, inputs and outputs, kept with the module that was built from them.
+
+The modules of this folder are flat. Every layer hangs directly on the network under the name that
+the papers give it (``conv1``, ``fc1``, ``sc-conv1`` for a convolution on a shortcut), so that
+``problem.restrict("fc1")`` and the papers' figures speak of the same thing.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from torch import nn
+
+from curvescope._checks import CurvescopeError
+
+Layers = list[tuple[str, nn.Module]]
+
+
+@dataclass(frozen=True)
+class NetworkSpec:
+    """The arguments of :func:`network`: enough to build the same architecture again."""
+
+    name: str
+    inputs: tuple[int, ...]  # the shape of one input
+    classes: int  # the number of outputs
+    init: str  # the initialisation scheme
+
+    @property
+    def image(self) -> tuple[int, int, int]:
+        """Channels, height and width of the input; refused where the input is not an image."""
+        if len(self.inputs) != 3:
+            msg = (
+                f"network({self.name!r}): needs images, inputs=(channels, height, width), "
+                f"got {self.inputs}"
+            )
+            raise CurvescopeError(msg)
+        channels, height, width = self.inputs
+        return channels, height, width
+
+    def too_small(self, least: int) -> CurvescopeError:
+        """The error for images that the pooling of a network would reduce to nothing."""
+        return CurvescopeError(
+            f"network({self.name!r}): needs images of at least {least}×{least} pixels, "
+            f"got {self.inputs[1]}×{self.inputs[2]}"
+        )
+
+
+class Chain(nn.Sequential):
+    """Named layers, one after the other; a slice of it is a chain too, without a spec."""
+
+    spec: NetworkSpec
+
+    @classmethod
+    def of(cls, spec: NetworkSpec, layers: Layers) -> Chain:
+        """The chain of these layers."""
+        chain = cls(OrderedDict(layers))
+        chain.spec = spec
+        return chain

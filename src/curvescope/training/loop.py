@@ -1,0 +1,307 @@
+"""Training: reproducible, resumable, and on a GPU as fast as its kernels."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from curvescope import io
+from curvescope._checks import CurvescopeError
+from curvescope.linearisation.cuda import tuned_kernels
+from curvescope.training.engine import make_engine
+from curvescope.training.folder import RunFolder
+from curvescope.training.objective import Fit, Penalty, as_tensors, check_fit, home, totals
+from curvescope.training.recipe import Recipe
+from curvescope.training.run import (
+    Epoch,
+    Run,
+    Trained,
+    configuration,
+    describe,
+    finished,
+    refuse_lonely_samples,
+)
+
+Split = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a training is: steps done and to do, and the last complete epoch of every run."""
+
+    done: int
+    total: int
+    epochs: tuple[Epoch | None, ...]
+
+
+Tell = Callable[[Progress], None]
+
+
+def train(
+    model: nn.Module,
+    data: Any,
+    recipe: Recipe,
+    *,
+    test: Any = None,
+    folder: io.PathLike | None = None,
+    resume: bool = False,
+    penalty: Penalty | None = None,
+    tell: Tell | None = None,
+) -> Trained:
+    """Train ``model`` on ``data`` as ``recipe`` says; the weights change in place.
+
+    Each epoch passes over a fresh permutation of the samples, drawn from the recipe's seed; nothing
+    else is random, and torch's global generator ends as it was (a model with dropout draws from
+    it, seeded anew for each epoch). On the CPU the same recipe, weights, data and number of threads
+    give the same result bit for bit, resumed or not.
+
+    With a ``folder`` the run is kept there: configuration, log, weights (initial, after the
+    recipe's checkpoints, final) and, until it is finished, the state after the last epochs. A
+    finished run is read, not repeated; one with another configuration is refused.
+
+    The data lies on the model's device as a whole. On a GPU, stretches of steps are replayed as
+    CUDA graphs, unless there is a ``penalty``; one that works on the device alone and draws no
+    random numbers on the host may say so with an attribute ``capturable = True``.
+
+    Args:
+        model: The network; in evaluation mode afterwards.
+        data: A pair of tensors ``(X, y)`` or a data set.
+        recipe: See :class:`Recipe`.
+        test: Data to measure the model on after each epoch.
+        folder: Where the run is kept; made if need be.
+        resume: Continue an unfinished run in ``folder``; one that is not there is begun.
+        penalty: A term to add to the loss of each batch, ``penalty(model, X, y)``. If it draws
+            random numbers, a method ``reseed(seed)`` is called before each epoch, so that a resumed
+            run draws the same ones.
+        tell: Called with a :class:`Progress` after each step, or each stretch of them on a GPU.
+
+    Raises:
+        CurvescopeError: If data, model, recipe or folder do not fit; nothing has been written then.
+
+    >>> X = torch.tensor([[-1.0], [1.0]])
+    >>> model = nn.Linear(1, 2)
+    >>> trained = train(model, (X, torch.tensor([0, 1])), Recipe(seed=0, epochs=20, lr=1.0))
+    >>> trained.train.accuracy, len(trained.history)
+    (1.0, 20)
+    """
+    trained = train_many(
+        [model],
+        data,
+        [recipe],
+        test=test,
+        folders=None if folder is None else [folder],
+        resume=resume,
+        penalty=penalty,
+        tell=tell,
+    )
+    return trained[0]
+
+
+def train_many(
+    models: Sequence[nn.Module],
+    data: Any,
+    recipes: Sequence[Recipe],
+    *,
+    test: Any = None,
+    folders: Sequence[io.PathLike] | None = None,
+    resume: bool = False,
+    penalty: Penalty | None = None,
+    tell: Tell | None = None,
+) -> tuple[Trained, ...]:
+    """Train several networks on the same data, side by side on a GPU.
+
+    Each run is the same as by :func:`train`. Small networks use a small part of a GPU; captured as
+    branches of one CUDA graph, several take hardly longer than one. Recipes may differ in
+    everything but epochs and batch size: seeds, learning rates, optimisers.
+
+    Args:
+        models: The networks, on one device; the same or different ones.
+        data: As for :func:`train`.
+        recipes: One for each model.
+        test: As for :func:`train`.
+        folders: One for each run, or none.
+        resume: As for :func:`train`; runs that were stopped at different epochs catch up first.
+        penalty: As for :func:`train`, the same for all.
+        tell: As for :func:`train`.
+
+    Raises:
+        CurvescopeError: As :func:`train`, or if the runs do not fit together.
+
+    >>> X, y = torch.tensor([[-1.0], [1.0]]), torch.tensor([0, 1])
+    >>> recipes = [Recipe(seed=seed, epochs=2) for seed in range(3)]
+    >>> [run.recipe.seed for run in train_many([nn.Linear(1, 2) for _ in recipes], (X, y), recipes)]
+    [0, 1, 2]
+    """
+    where = "train" if len(models) == 1 else "train_many"
+    device, dtype = _check(where, models, recipes, folders)
+    _check_randomness(models, penalty)
+    X, y = as_tensors(where, data, device, dtype)
+    measured = None if test is None else as_tensors(f"{where}(test)", test, device, dtype)
+    for model, recipe in zip(models, recipes, strict=True):
+        for split in (X, y), measured:
+            if split is not None:
+                check_fit(where, model, recipe.loss, *split)
+        refuse_lonely_samples(where, model, len(y), recipe.batch_size)
+    places: list[RunFolder | None] = [None] * len(models)
+    if folders is not None:
+        described = describe(data, (X, y))
+        for i, (model, recipe) in enumerate(zip(models, recipes, strict=True)):
+            config = configuration(model, recipe, described, penalty)
+            places[i] = RunFolder(folders[i], config, resume=resume)
+
+    results: dict[int, Trained] = {}
+    runs: dict[int, Run] = {}
+    for i, (model, recipe, place) in enumerate(zip(models, recipes, places, strict=True)):
+        if place is not None and place.finished:
+            results[i] = finished(model, recipe, place)
+        else:
+            runs[i] = Run(model, recipe, samples=len(y), folder=place, penalty=penalty)
+    with _held(runs.values(), device):
+        levels = sorted({run.epoch for run in runs.values()} | {recipes[0].epochs})
+        for level, until in pairwise(levels):
+            group = [run for run in runs.values() if run.epoch == level and run.diverged is None]
+            if group:
+                _advance(group, until, (X, y), measured, tell)
+        for i, run in runs.items():
+            results[i] = run.conclude(X, y, measured)
+    for model in models:
+        model.eval()
+    return tuple(results[i] for i in range(len(models)))
+
+
+def _check(
+    where: str,
+    models: Sequence[nn.Module],
+    recipes: Sequence[Recipe],
+    folders: Sequence[io.PathLike] | None,
+) -> tuple[torch.device, torch.dtype]:
+    counts = {len(models), len(recipes), len(models if folders is None else folders)}
+    if not models or len(counts) > 1:
+        msg = (
+            f"{where}: needs a recipe, and a folder if any, for each of at least one model, got "
+            f"{len(models)} models, {len(recipes)} recipes, {len(folders or ())} folders"
+        )
+        raise CurvescopeError(msg)
+    if len({(recipe.epochs, recipe.batch_size) for recipe in recipes}) > 1:
+        msg = f"{where}: runs side by side must have the same epochs and batch_size"
+        raise CurvescopeError(msg)
+    if len({id(model) for model in models}) < len(models):
+        msg = f"{where}: every run needs a model of its own; copy it with copy.deepcopy(model)"
+        raise CurvescopeError(msg)
+    if folders and len({str(folder) for folder in folders}) < len(models):
+        msg = f"{where}: every run needs a folder of its own"
+        raise CurvescopeError(msg)
+    homes = {home(where, model) for model in models}
+    if len(homes) > 1:
+        msg = f"{where}: all models must share one device and one dtype, got {len(homes)} kinds"
+        raise CurvescopeError(msg)
+    for model in models:
+        for name, parameter in model.named_parameters():
+            if not bool(parameter.isfinite().all()):
+                msg = f"{where}: {name} contains NaN or infinity; initialise the model anew"
+                raise CurvescopeError(msg)
+    return homes.pop()
+
+
+def _check_randomness(models: Sequence[nn.Module], penalty: Penalty | None) -> None:
+    """What draws random numbers would draw in turns, and one run would depend on another."""
+    dropout = nn.modules.dropout._DropoutNd
+    draws = hasattr(penalty, "reseed") or any(
+        isinstance(module, dropout) and module.p > 0
+        for model in models
+        for module in model.modules()
+    )
+    if draws and len(models) > 1:
+        msg = (
+            "train_many: dropout, or a penalty that is reseeded, cannot be shared side by side; "
+            "train one model after the other"
+        )
+        raise CurvescopeError(msg)
+
+
+@contextmanager
+def _held(runs: Iterable[Run], device: torch.device) -> Iterator[None]:
+    """Hold the runs' models and torch's random state; on ctrl-C save what is complete."""
+    held: list[Run] = []
+    on_cuda = device.type == "cuda"
+    with (
+        torch.cuda.device(device) if on_cuda else nullcontext(),
+        torch.random.fork_rng(devices=[device] if on_cuda else []),
+        tuned_kernels(device),
+    ):
+        try:
+            for run in runs:
+                run.start()
+                held.append(run)
+            yield
+        except KeyboardInterrupt:
+            for run in held:
+                run.save()
+            raise
+        finally:
+            for run in held:
+                run.learner.release()
+
+
+def _advance(
+    runs: Sequence[Run], until: int, data: Split, test: Split | None, tell: Tell | None
+) -> None:
+    """Train runs that have the same epochs behind them, side by side, to the epoch ``until``."""
+    penalty = runs[0].penalty
+    capture = penalty is None or bool(getattr(penalty, "capturable", False))
+    for run in runs:
+        run.model.train()
+    engine = make_engine([run.learner for run in runs], *data, capture=capture)
+    first = runs[0].epoch
+    total = runs[0].recipe.epochs * engine.steps
+    plans = [run.plan(first + 1) for run in runs]
+    for epoch in range(first + 1, until + 1):
+        started = time.perf_counter()
+        _seed(plans[0].seed, data[0].device, penalty)
+        orders = torch.stack([plan.order for plan in plans])
+        tables = torch.stack([plan.table for plan in plans])
+        for step in engine.epoch(orders, tables):
+            if tell is not None:
+                latest = tuple(run.history[-1] if run.history else None for run in runs)
+                tell(Progress((epoch - 1) * engine.steps + step, total, latest))
+        # The host prepares the next epoch while the device works on this one.
+        ahead = [run.plan(epoch + 1) for run in runs] if epoch < until else plans
+        fits = _measure(runs, len(data[1]), test)
+        for run, plan, (fit, test_fit) in zip(runs, plans, fits, strict=True):
+            run.finish_epoch(plan, fit, test_fit, time.perf_counter() - started)
+        if all(run.diverged is not None for run in runs):
+            return
+        plans = ahead
+
+
+def _measure(runs: Sequence[Run], samples: int, test: Split | None) -> list[tuple[Fit, Fit | None]]:
+    """Read the epoch's totals and measure on the test data, waiting once for all runs."""
+    readings = [run.learner.totals for run in runs]
+    if test is not None:
+        for run in runs:
+            run.model.eval()
+            readings.append(totals(run.model, *test, run.recipe.loss))
+            run.model.train()
+    numbers = torch.stack(readings).tolist()
+    fits = [Fit.of(pair, samples) for pair in numbers[: len(runs)]]
+    if test is None:
+        return [(fit, None) for fit in fits]
+    tests = [Fit.of(pair, len(test[1])) for pair in numbers[len(runs) :]]
+    return list(zip(fits, tests, strict=True))
+
+
+def _seed(seed: int, device: torch.device, penalty: Penalty | None) -> None:
+    """Seed what steps may draw from; the caller puts torch's generators back afterwards."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+    reseed = getattr(penalty, "reseed", None)
+    if reseed is not None:
+        reseed(seed)

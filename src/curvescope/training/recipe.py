@@ -1,0 +1,133 @@
+"""How a network is trained: a frozen description that is saved with the weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from curvescope import _checks
+from curvescope._checks import CurvescopeError
+from curvescope.training.objective import LOSSES
+
+OPTIMIZERS = ("sgd", "adam", "adamw", "gadam")
+SCHEDULES = ("constant", "linear", "averaging", "step")
+
+_FINAL_RATIO = 0.01  # r of FF eq. 12
+_AVERAGING_RATIO = 0.5  # α_avg / α_0 of FF eq. 13
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Everything that decides the outcome of training, apart from network, data and first weights.
+
+    The defaults are DH's: plain SGD with batches of 128 at the constant learning rate 0.01.
+
+    Args:
+        seed: Decides the order of the samples.
+        epochs: Passes over the data.
+        lr: The initial learning rate α₀.
+        batch_size: Samples in a step; the last step of an epoch takes what is left.
+        optimizer: ``"sgd"``; ``"adam"`` (β = 0.9, 0.999, ε = 1e-8); ``"adamw"``, the same with
+            decoupled weight decay; ``"gadam"``, AdamW with averaged weights (FF §5).
+        momentum: Of SGD.
+        weight_decay: γ. For SGD and Adam the gradient of ``γ‖w‖²/2`` is added to that of the loss;
+            for AdamW and Gadam each step multiplies the weights by ``1 − α γ``.
+        schedule: ``"constant"``, ``"linear"`` (FF eq. 12), ``"averaging"`` (FF eq. 13) or
+            ``"step"`` (TR D.1); see :meth:`rate`.
+        average_from: ``T_avg``, the epoch after which the weights at the end of each epoch are
+            averaged; the average is the result, with batch-norm statistics of its own.
+        loss: ``"cross_entropy"``, or ``"binary_logistic"`` for one output and labels 0 and 1.
+        checkpoints: Epochs after which the weights are kept.
+
+    Raises:
+        CurvescopeError: If a value is out of range or two of them contradict each other.
+
+    >>> recipe = Recipe(seed=0, epochs=300, lr=0.1, schedule="linear")
+    >>> [round(recipe.rate(epoch), 6) for epoch in (150, 210, 270, 300)]
+    [0.1, 0.0505, 0.001, 0.001]
+    """
+
+    seed: int
+    epochs: int
+    lr: float = 0.01
+    batch_size: int = 128
+    optimizer: str = "sgd"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    schedule: str = "constant"
+    average_from: int | None = None
+    loss: str = "cross_entropy"
+    checkpoints: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Normalise and check every field."""
+        where = "Recipe"
+        for name, least in (("seed", 0), ("epochs", 1), ("batch_size", 1)):
+            self._set(name, _checks.positive_int(where, name, getattr(self, name), least))
+        for name in ("lr", "momentum", "weight_decay"):
+            self._set(name, _checks.finite_float(where, name, getattr(self, name), 0.0))
+        _checks.one_of(where, "optimizer", self.optimizer, OPTIMIZERS)
+        _checks.one_of(where, "schedule", self.schedule, SCHEDULES)
+        _checks.one_of(where, "loss", self.loss, LOSSES)
+        if self.momentum >= 1 or (self.momentum and self.optimizer != "sgd"):
+            msg = (
+                f"{where}: momentum is for optimizer='sgd' and less than 1, got {self.momentum} "
+                f"for {self.optimizer!r}"
+            )
+            raise CurvescopeError(msg)
+        self._check_averaging(where)
+        kept = [_checks.positive_int(where, "each checkpoint", e) for e in self.checkpoints]
+        if any(epoch > self.epochs for epoch in kept):
+            msg = f"{where}: checkpoints must not lie after epoch {self.epochs}, got {max(kept)}"
+            raise CurvescopeError(msg)
+        self._set("checkpoints", tuple(sorted(set(kept))))
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check_averaging(self, where: str) -> None:
+        needed = [
+            f"{name}={value!r}"
+            for name, value in (("optimizer", self.optimizer), ("schedule", self.schedule))
+            if value in ("gadam", "averaging")
+        ]
+        if self.average_from is None:
+            if needed:
+                msg = (
+                    f"{where}: {needed[0]} needs average_from, the epoch after which weights are "
+                    "averaged"
+                )
+                raise CurvescopeError(msg)
+            return
+        self._set("average_from", _checks.positive_int(where, "average_from", self.average_from, 0))
+        if self.average_from >= self.epochs:
+            msg = (
+                f"{where}: average_from must be less than epochs={self.epochs}, "
+                f"got {self.average_from}"
+            )
+            raise CurvescopeError(msg)
+
+    def rate(self, epoch: int) -> float:
+        """The learning rate of the ``epoch``-th epoch, counted from 1.
+
+        With ``s = t/T``: ``"linear"`` keeps α₀ until s = 0.5, falls linearly to 0.01 α₀ at s = 0.9
+        and stays there (FF eq. 12). ``"averaging"`` is the same with ``s = t/T_avg`` and the end
+        value α₀/2 (FF eq. 13, whose middle line prints t/T; only t/T_avg makes it continuous).
+        ``"step"`` divides by 10 after a third and again after two thirds of the epochs (TR D.1).
+        """
+        if self.schedule == "step":
+            steps = (3 * epoch > self.epochs) + (3 * epoch > 2 * self.epochs)
+            return self.lr * 0.1**steps
+        if self.schedule == "constant":
+            return self.lr
+        total, end = self.epochs, _FINAL_RATIO
+        if self.schedule == "averaging":
+            total, end = self.average_from or 0, _AVERAGING_RATIO
+        if 2 * epoch <= total:
+            return self.lr
+        if 10 * epoch <= 9 * total:
+            return self.lr * (1 - (1 - end) * (epoch / total - 0.5) / 0.4)
+        return self.lr * end
+
+    def averages(self, epoch: int) -> bool:
+        """Whether the weights after this epoch enter the average."""
+        return self.average_from is not None and epoch > self.average_from

@@ -1,0 +1,278 @@
+"""One run: a learner, the epochs it has behind it, and its folder."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from curvescope import _random
+from curvescope._checks import CurvescopeError
+from curvescope.networks.spec import NetworkSpec
+from curvescope.training.folder import RunFolder, State
+from curvescope.training.learner import Learner
+from curvescope.training.objective import Fit, Penalty, refresh_batch_norm, totals
+from curvescope.training.recipe import Recipe
+from curvescope.training.weights import load_weights
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """The numbers of one epoch.
+
+    ``loss`` and ``accuracy`` are means over the steps of the epoch, while the weights were moving;
+    the test figures are those of the weights at its end, in evaluation mode.
+    """
+
+    epoch: int
+    lr: float
+    loss: float
+    accuracy: float
+    test_loss: float | None
+    test_accuracy: float | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Trained:
+    """How a training ended; the weights are in the model (and in ``folder``, where there is one).
+
+    ``train`` and ``test`` belong to the final weights in evaluation mode: the average of weights
+    where the recipe asks for one. ``diverged`` is the epoch in which the loss ceased to be finite;
+    there are no final weights then, and ``train`` and ``test`` are ``None``.
+    """
+
+    recipe: Recipe
+    history: tuple[Epoch, ...]
+    train: Fit | None
+    test: Fit | None
+    diverged: int | None
+    folder: Path | None
+
+    @property
+    def seconds(self) -> float:
+        """The time of all epochs, those before an interruption included."""
+        return sum(epoch.seconds for epoch in self.history)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one epoch needs: the order of the samples and the numbers of its steps."""
+
+    order: Tensor  # [N]
+    table: Tensor  # [steps, numbers]
+    seed: int  # for models that draw random numbers themselves
+    generator: Tensor  # the generator's state after drawing all this
+
+
+class Run:
+    """The state of one training between epochs."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        recipe: Recipe,
+        *,
+        samples: int,
+        folder: RunFolder | None,
+        penalty: Penalty | None,
+    ) -> None:
+        self.model, self.recipe, self.folder = model, recipe, folder
+        self.samples, self.penalty = samples, penalty
+        self.steps = -(-samples // recipe.batch_size)
+        self.epoch = self._averaged = 0
+        self.diverged: int | None = None
+        self.history: list[Epoch] = []
+        self._generator = _random.child(torch.Generator().manual_seed(recipe.seed))
+        self._average: Tensor | None = None
+        self._snapshot: State | None = None
+
+    # The beginning and the end ------------------------------------------------------------
+
+    def start(self) -> None:
+        """Take hold of the model; with a folder, go on from its state."""
+        state: State | None = None
+        if self.folder is not None:
+            self.folder.begin(self.model)
+            state, epochs = self.folder.load()
+            self.history = _history(self.folder, epochs)
+        self.learner = Learner(self.model, self.recipe, self.penalty)
+        if self.recipe.average_from is not None:
+            self._average = torch.zeros_like(self.learner.weights)
+        if self.folder is not None and state is not None:
+            self._restore(state, self.folder)
+
+    def conclude(self, X: Tensor, y: Tensor, test: tuple[Tensor, Tensor] | None) -> Trained:
+        """Put the average in place, measure the final weights, and write the end down."""
+        fits: list[Fit | None] = [None, None]
+        if self.diverged is None:
+            if self._average is not None:
+                self.learner.weights.copy_(self._average)
+                refresh_batch_norm(self.model, X, self.recipe.batch_size)
+            self.model.eval()
+            for i, data in enumerate(((X, y), test)):
+                if data is not None:
+                    fits[i] = Fit.of(totals(self.model, *data, self.recipe.loss), len(data[1]))
+        trained = Trained(
+            self.recipe,
+            tuple(self.history),
+            fits[0],
+            fits[1],
+            self.diverged,
+            self.folder.path if self.folder else None,
+        )
+        if self.folder is not None:
+            if self.diverged is None:
+                averaged = self._average is not None
+                self.folder.keep("final", self.model, {"epoch": self.epoch, "averaged": averaged})
+            self.folder.finish({"train": fits[0], "test": fits[1], "diverged": self.diverged})
+        return trained
+
+    # Epochs --------------------------------------------------------------------------------
+
+    def plan(self, epoch: int) -> Plan:
+        """Draw the order of the samples, and tabulate the optimiser's numbers."""
+        order = torch.randperm(self.samples, generator=self._generator)
+        seed = int(torch.randint(2**62, (), generator=self._generator))
+        rate, before = self.recipe.rate(epoch), (epoch - 1) * self.steps
+        numbers = self.learner.optimizer.coefficients
+        table = [numbers(step, rate) for step in range(before + 1, before + self.steps + 1)]
+        weights = self.learner.weights
+        return Plan(
+            order, torch.tensor(table, dtype=weights.dtype), seed, self._generator.get_state()
+        )
+
+    def finish_epoch(self, plan: Plan, train: Fit, test: Fit | None, seconds: float) -> None:
+        """Average, log, keep and save what is due after an epoch."""
+        if self.diverged is not None:
+            return
+        self.epoch += 1
+        if not isfinite(train.loss):
+            self.diverged = self.epoch
+            return
+        if self._average is not None and self.recipe.averages(self.epoch):
+            self._averaged += 1
+            self._average.lerp_(self.learner.weights, 1 / self._averaged)
+        done = Epoch(
+            epoch=self.epoch,
+            lr=self.recipe.rate(self.epoch),
+            loss=train.loss,
+            accuracy=train.accuracy,
+            test_loss=test.loss if test else None,
+            test_accuracy=test.accuracy if test else None,
+            seconds=seconds,
+        )
+        self.history.append(done)
+        if self.folder is not None:
+            self.folder.log(done)
+            if self.epoch in self.recipe.checkpoints:
+                self.folder.keep(f"epoch-{self.epoch:05d}", self.model, {"epoch": self.epoch})
+            self._snapshot = self._state(plan.generator)
+            if self.folder.due():
+                self.folder.save(self._snapshot)
+
+    def save(self) -> None:
+        """Save the state after the last complete epoch."""
+        if self.folder is not None and self._snapshot is not None and self.diverged is None:
+            self.folder.save(self._snapshot)
+
+    # State ---------------------------------------------------------------------------------
+
+    def _state(self, generator: Tensor) -> State:
+        tensors = {name: tensor.clone() for name, tensor in self.learner.tensors().items()}
+        if self._average is not None:
+            tensors["average"] = self._average.clone()
+            tensors["averaged"] = torch.tensor(self._averaged)
+        return State(self.epoch, {**tensors, "generator": generator})
+
+    def _restore(self, state: State, folder: RunFolder) -> None:
+        own = {**self.learner.tensors(), "generator": self._generator.get_state()}
+        if self._average is not None:
+            own |= {"average": self._average, "averaged": torch.tensor(0)}
+        if {name: t.shape for name, t in own.items()} != {
+            name: t.shape for name, t in state.tensors.items()
+        }:
+            self.learner.release()
+            folder.refuse("state.safetensors does not fit the network")
+        for name, tensor in own.items():
+            tensor.copy_(state.tensors[name])
+        self._generator.set_state(own["generator"])
+        self._averaged, self.epoch = int(own.get("averaged", 0)), state.epoch
+
+
+def finished(model: nn.Module, recipe: Recipe, folder: RunFolder) -> Trained:
+    """The result of a run that is already there, with its final weights in the model."""
+    end = folder.result()
+    try:
+        fits = [Fit(**end[split]) if end[split] else None for split in ("train", "test")]
+        diverged: int | None = end["diverged"]
+    except (KeyError, TypeError):
+        folder.refuse("result.json is not a result")
+    history = tuple(_history(folder, folder.epochs()))
+    if diverged is None:
+        load_weights(folder.final, model)
+    return Trained(recipe, history, fits[0], fits[1], diverged, folder.path)
+
+
+def _history(folder: RunFolder, epochs: Iterable[dict[str, Any]]) -> list[Epoch]:
+    try:
+        return [Epoch(**epoch) for epoch in epochs]
+    except TypeError:
+        folder.refuse("metrics.jsonl has lines that are no epochs")
+
+
+def describe(data: Any, tensors: Sequence[Tensor]) -> dict[str, Any]:
+    """A data set by its name, shapes and contents."""
+    return {
+        "name": getattr(data, "name", None),
+        "shapes": [list(tensor.shape) for tensor in tensors],
+        "sha256": _digest(tensors),
+    }
+
+
+def configuration(
+    model: nn.Module, recipe: Recipe, data: dict[str, Any], penalty: Penalty | None
+) -> dict[str, Any]:
+    """What decides the outcome of a run: two runs with the same one may share a folder."""
+    spec = getattr(model, "spec", None)
+    state: Mapping[str, Tensor] = model.state_dict()
+    return {
+        "format": 1,
+        "network": asdict(spec) if isinstance(spec, NetworkSpec) else None,
+        "architecture": {name: list(tensor.shape) for name, tensor in state.items()},
+        "initial weights": _digest(state.values()),
+        "recipe": asdict(recipe),
+        "penalty": None if penalty is None else _name(penalty),
+        "data": data,
+    }
+
+
+def _name(penalty: Penalty) -> str:
+    """A name that is the same in the next process: no addresses."""
+    name = getattr(penalty, "__qualname__", None) or repr(penalty)
+    return type(penalty).__qualname__ if " at 0x" in name else name
+
+
+def _digest(tensors: Iterable[Tensor]) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        plain = tensor.detach().cpu().contiguous().reshape(-1)
+        digest.update(plain.view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:32]
+
+
+def refuse_lonely_samples(where: str, model: nn.Module, samples: int, batch_size: int) -> None:
+    """A batch norm cannot train on a batch of one sample: it has no variance."""
+    has_norms = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
+    if has_norms and (samples - 1) % batch_size == 0:
+        msg = (
+            f"{where}: {samples} samples in batches of {batch_size} leave one sample alone, which "
+            "a batch norm cannot train on; choose another batch_size"
+        )
+        raise CurvescopeError(msg)

@@ -1,0 +1,145 @@
+"""Weights on disk: the state of a model as safetensors, with what it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from curvescope import io
+from curvescope._checks import CurvescopeError
+from curvescope.networks.names import network
+from curvescope.networks.spec import NetworkSpec
+
+_KEY = "curvescope"
+
+
+def save_weights(
+    path: io.PathLike, model: nn.Module, notes: Mapping[str, Any] | None = None
+) -> None:
+    """Write the parameters and buffers of ``model``, with its name and ``notes`` as metadata.
+
+    Args:
+        path: A ``.safetensors`` file; its folder must exist.
+        model: The network.
+        notes: What else should be known about the weights; anything with a JSON form.
+    """
+    spec = getattr(model, "spec", None)
+    described = {
+        "network": asdict(spec) if isinstance(spec, NetworkSpec) else None,
+        **(notes or {}),
+    }
+    io.write_tensors(path, model.state_dict(), {_KEY: json.dumps(described)})
+
+
+@torch.no_grad()
+def load_weights(path: io.PathLike, model: nn.Module) -> dict[str, Any]:
+    """Read weights into ``model``; nothing changes unless everything fits.
+
+    Args:
+        path: A file of :func:`save_weights` or another safetensors file with the same names, or the
+            folder of a finished run, whose final weights are meant.
+        model: A network of the same architecture, on any device and of any floating-point type.
+
+    Returns:
+        What was noted with the weights; empty for a file from elsewhere.
+
+    Raises:
+        CurvescopeError: If the file is missing, truncated or foreign, belongs to another
+            architecture, or contains NaN or infinity.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "w.safetensors"
+    >>> save_weights(path, network("F-3", 2, 2), {"epoch": 1})
+    >>> load_weights(path, network("F-3", 2, 2))["epoch"]
+    1
+    >>> load_weights(path, network("F-4", 2, 2))
+    Traceback (most recent call last):
+    curvescope._checks.CurvescopeError: load_weights(...): the weights are of another architecture
+    (F-3), 'fc1.weight' is [3, 2] in the file and [4, 2] in the model
+    """
+    file = _file(path)
+    where = f"load_weights({str(path)!r})"
+    tensors, metadata = io.read_tensors(file)
+    notes = _notes(metadata)
+    own = model.state_dict()
+    _compare(where, tensors, own, notes)
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            msg = f"{where}: {name} contains NaN or infinity; these weights are of no use"
+            raise CurvescopeError(msg)
+    for name, tensor in tensors.items():
+        own[name].copy_(tensor)
+    return notes
+
+
+def load_network(path: io.PathLike) -> nn.Module:
+    """The network that a file of weights, or the folder of a finished run, belongs to, on the CPU.
+
+    Args:
+        path: What :func:`load_weights` accepts, made from a network of :func:`network`.
+
+    Raises:
+        CurvescopeError: If the file does not say which network it belongs to, and as
+            :func:`load_weights`.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "w.safetensors"
+    >>> save_weights(path, network("F-3", 2, 2))
+    >>> load_network(path).spec.name
+    'F-3'
+    """
+    tensors, metadata = io.read_tensors(_file(path))
+    spec = _notes(metadata).get("network")
+    if not isinstance(spec, dict) or {"name", "inputs", "classes"} - spec.keys():
+        msg = (
+            f"load_network({str(path)!r}): the file does not say which network it belongs to; make "
+            "the model and use load_weights(path, model)"
+        )
+        raise CurvescopeError(msg)
+    model = network(spec["name"], spec["inputs"], spec["classes"], init=spec.get("init"))
+    types = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
+    if len(types) == 1:
+        model.to(types.pop())
+    load_weights(path, model)
+    return model.eval()
+
+
+def _file(path: io.PathLike) -> Path:
+    place = Path(path)
+    return place / "weights" / "final.safetensors" if place.is_dir() else place
+
+
+def _notes(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Metadata is a stranger's text until it has been read as JSON."""
+    try:
+        notes = json.loads(metadata.get(_KEY, "{}"))
+    except ValueError:
+        return {}
+    return notes if isinstance(notes, dict) else {}
+
+
+def _compare(
+    where: str, tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], notes: Mapping[str, Any]
+) -> None:
+    spec = notes.get("network")
+    named = f" ({spec['name']})" if isinstance(spec, dict) and "name" in spec else ""
+    missing = [name for name in own if name not in tensors]
+    surplus = [name for name in tensors if name not in own]
+    wrong = [name for name in own if name in tensors and tensors[name].shape != own[name].shape]
+    if missing:
+        difference = f"{missing[0]!r} of the model is not in the file"
+    elif surplus:
+        difference = f"{surplus[0]!r} of the file is not in the model"
+    elif wrong:
+        shapes = (list(tensors[wrong[0]].shape), list(own[wrong[0]].shape))
+        difference = f"{wrong[0]!r} is {shapes[0]} in the file and {shapes[1]} in the model"
+    else:
+        return
+    msg = f"{where}: the weights are of another architecture{named}, {difference}"
+    raise CurvescopeError(msg)
