@@ -30,8 +30,8 @@ class Problem:
     Args:
         model: any ``nn.Module``; its flags, gradients, buffers and weights are never changed.
         data: ``(X, y)``, a data set with such ``.tensors``, a ``DataLoader``, or an iterable of
-            ``(input, target)`` batches; inputs
-            may be tensors, tuples or mappings. Batches are moved to the model's device.
+            ``(input, target)`` batches; inputs may be tensors, tuples or mappings. Batches are
+            moved to the model's device.
         loss: ``"cross_entropy"``, ``"binary_logistic"``, ``"mse"``, a torch loss module, or any
             callable of ``(output, target)`` that averages over the samples.
         params: which parameters are variables: all that require grad (default), a layer or
