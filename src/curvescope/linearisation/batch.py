@@ -121,11 +121,27 @@ class TapeBatch(LinearisedBatch):
     # Products -----------------------------------------------------------------------------------
 
     def push_forward(self, vectors: Columns) -> Tensor:
-        """``J v`` for the columns, before the backward pass is recorded."""
-        program = cut(self._forward, self._recorder.sizes, self._seeds(vectors), [self._output])
+        """``J v`` for the columns; the backward pass need not be recorded."""
         tangents = self._seeded(vectors)
-        program.run(tangents, columns=_several(vectors))
+        self._pushing(tuple(vectors)).run(tangents, columns=_several(vectors))
         return _lifted(tangents[self._output], vectors)
+
+    def quadratic(self, mix: Mix, vectors: Columns) -> Tensor:
+        """``vᵀ Jᵀ B J v`` for each column, in float64: ``[k]``."""
+        t = self.push_forward(vectors)
+        return (t.double() * self.middle(mix, t)).flatten(1).sum(1)
+
+    def push_width(self, names: Sequence[str]) -> int:
+        """Numbers that one column of :meth:`push_forward` needs at its widest point."""
+        return self._pushing(tuple(names)).width
+
+    def _pushing(self, names: tuple[str, ...]) -> Program:
+        key = ("push", names)
+        if key not in self._programs:
+            sizes = self._sizes if self._backward else self._recorder.sizes
+            program = cut(self._forward, sizes, [self._params[n] for n in names], [self._output])
+            self._programs[key] = (program, program)
+        return self._programs[key][0]
 
     def middle(self, mix: Mix, t: Tensor) -> Tensor:
         """``B t`` at this batch's output."""
@@ -180,9 +196,6 @@ class TapeBatch(LinearisedBatch):
                 forward = cut(self._forward, self._sizes, seeds, [self._output])
             self._programs[key] = (forward, backward)
         return self._programs[key]
-
-    def _seeds(self, vectors: Columns) -> list[int]:
-        return [self._params[name] for name in vectors]
 
     def _seeded(self, vectors: Columns) -> dict[int, Tensor]:
         several = _several(vectors)

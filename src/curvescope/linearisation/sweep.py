@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -150,9 +151,44 @@ class Sweep:
             total, count = self._pass(mix, space, rows, how)
         self._products += 1
         if count == 0:
-            msg = "Problem(data): no target counts (all are ignored)"
-            raise CurvescopeError(msg)
+            raise CurvescopeError(_NOTHING)
         return total.div_(count).T
+
+    def quadratic(self, mix: Mix, space: ParamSpace, X: Tensor, how: Options) -> Tensor | None:
+        """``xᵀ Jᵀ B J x`` for the columns of ``[P, k]``, without backward passes.
+
+        Kept batches are used where there are any, and none are kept for this. None where the model
+        has no tape.
+        """
+        self.problem.check_unchanged()
+        rows = X.T.contiguous()
+        total = torch.zeros(rows.shape[0], dtype=torch.float64, device=rows.device)
+        count = 0
+        try:
+            for tape in self._kept or self._forward_tapes():
+                if not isinstance(tape, TapeBatch):
+                    return None
+                size = how.columns or self._forward_chunk(tape, space)
+                for piece, out in zip(rows.split(size), total.split(size), strict=True):
+                    out += tape.quadratic(mix, space.columns(piece))
+                count += tape.count
+        except Untraceable as reason:
+            self._give_up_tape(str(reason))
+            return None
+        if count == 0:
+            raise CurvescopeError(_NOTHING)
+        return total / count
+
+    def _forward_tapes(self) -> Iterator[LinearisedBatch | None]:
+        """Batches recorded forwards only, one at a time; None for another engine."""
+        if self._engine != "tape":
+            yield None
+            return
+        for batch in self.problem.batches():
+            yield TapeBatch(self.problem, batch)
+
+    def _forward_chunk(self, tape: TapeBatch, space: ParamSpace) -> int:
+        return self._columns_for(tape.push_width(space.names), convolves=tape.convolves)
 
     def _pass(self, mix: Mix, space: ParamSpace, rows: Tensor, how: Options) -> tuple[Tensor, int]:
         second_order = mix.residual != 0.0
@@ -268,18 +304,25 @@ class Sweep:
         """Columns at once: as many as pay, within the memory that is free."""
         if isinstance(batch, GraphBatch):
             return 1 << 30  # goes column by column by itself
+        convolves = isinstance(batch, TapeBatch) and batch.convolves
+        return self._columns_for(batch.width(mix, space.names), convolves=convolves)
+
+    def _columns_for(self, width: int, *, convolves: bool) -> int:
+        """How many columns of ``width`` numbers each go together."""
         item = torch.empty(0, dtype=self.problem.dtype).element_size()
-        width = max(1, batch.width(mix, space.names) * item)
+        width = max(1, width * item)
         if self.problem.device.type == "cpu":
-            if isinstance(batch, TapeBatch) and batch.convolves:
-                return 1
-            return 1 << max(0, (COLUMNS_BYTES // width).bit_length() - 1)  # a power of two
+            # a power of two, within the last cache
+            return 1 if convolves else 1 << max(0, (COLUMNS_BYTES // width).bit_length() - 1)
         return max(1, int(SHARE * memory.free(self.problem.device)) // width)
 
     def release(self) -> None:
         """Forget the kept batches."""
         self._kept = []
         self._graphs = {}
+
+
+_NOTHING = "Problem(data): no target counts (all are ignored)"
 
 
 def _add(total: Tensor, space: ParamSpace, result: Columns) -> None:

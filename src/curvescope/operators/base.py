@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 import torch
 from torch import Tensor
@@ -18,6 +18,17 @@ from curvescope import _checks
 
 if TYPE_CHECKING:
     import scipy.sparse.linalg
+
+
+class Dual(Protocol):
+    """The Gram form of ``A = Rᵀ R``: the matrix ``K = R Rᵀ``, with the same non-zero spectrum."""
+
+    @property
+    def size(self) -> int:
+        """Rows of ``K``, known before it is made."""
+
+    def matrix(self) -> Tensor:
+        """``K: [size, size]``, in float64."""
 
 
 class LinearOperator(ABC):
@@ -62,6 +73,12 @@ class LinearOperator(ABC):
         msg = f"{type(self).__name__}.block({name!r}): this operator has no named blocks"
         raise _checks.CurvescopeError(msg)
 
+    def dual(self) -> Dual | None:
+        """The Gram form of this operator, or None where it has none (OP-8)."""
+        from curvescope.operators.gram import dual_of
+
+        return dual_of(self)
+
     # Two hooks by which `algebra` lets an operator represent its own multiples and sums; None means
     # that it cannot, and a generic Sum is made.
 
@@ -91,6 +108,26 @@ class LinearOperator(ABC):
         with torch.no_grad():
             y = self._matmat(x.detach() if x.ndim == 2 else x.detach()[:, None])
         return y if x.ndim == 2 else y[:, 0]
+
+    def quadratic(self, X: Tensor) -> Tensor:
+        """``x_jᵀ A x_j`` for each column of ``X: [n, k]``, in float64: ``[k]``.
+
+        A matrix ``Jᵀ B J`` needs the first half of a product for it.
+
+        >>> from curvescope.operators.simple import Diagonal
+        >>> Diagonal(torch.tensor([1.0, 2.0])).quadratic(torch.tensor([[1.0, 3.0], [1.0, 0.0]]))
+        tensor([3., 9.], dtype=torch.float64)
+        """
+        X = _checks.columns(f"{self}.quadratic(X)", X, self.shape[1], self.dtype, self.device)
+        with torch.no_grad():
+            return self._quadratic(X.detach())
+
+    def _quadratic(self, X: Tensor) -> Tensor:
+        return (X.double() * self._matmat(X)).sum(0)
+
+    def same_diagonal(self) -> LinearOperator:
+        """An operator with the same diagonal, hence trace, that may be cheaper to multiply with."""
+        return self
 
     @property
     def T(self) -> LinearOperator:

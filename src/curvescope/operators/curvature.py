@@ -11,8 +11,11 @@ from torch import Tensor
 
 from curvescope._checks import CurvescopeError
 from curvescope.linearisation.outputs import Mix
+from curvescope.linearisation.precision import full_precision
 from curvescope.linearisation.sweep import Footprint, Options, sweep_of
+from curvescope.linearisation.vanishing import residual_has_no_diagonal
 from curvescope.operators.base import LinearOperator
+from curvescope.operators.layer import layers_of
 from curvescope.problem import ParamSpace, Problem
 
 
@@ -53,8 +56,27 @@ class Curvature(LinearOperator):
         )
 
     def _matmat(self, X: Tensor) -> Tensor:
-        sweep = sweep_of(self.problem)
-        return sweep.product(self._mix, self.space, X, self._options)
+        with full_precision(self.device):
+            closed = layers_of(self.problem).product(self._mix, self.space, X, self._options)
+            if closed is not None:
+                return closed
+            return sweep_of(self.problem).product(self._mix, self.space, X, self._options)
+
+    def _quadratic(self, X: Tensor) -> Tensor:
+        """``xᵀ Jᵀ B J x = (J x)ᵀ B (J x)``: no backward pass, about half a product."""
+        if self._mix.residual == 0.0:
+            with full_precision(self.device):
+                sweep = sweep_of(self.problem)
+                forms = sweep.quadratic(self._mix, self.space, X, self._options)
+            if forms is not None:
+                return forms
+        return super()._quadratic(X)
+
+    def same_diagonal(self) -> LinearOperator:
+        """``Jᵀ B J`` alone where ``E`` has a zero diagonal, as in piecewise linear networks."""
+        if self._mix.residual == 0.0 or not residual_has_no_diagonal(self.problem, self.space):
+            return self
+        return self._like(Mix(0.0, self._mix.outputs), self.space)
 
     def _like(self, mix: Mix, space: ParamSpace) -> Curvature:
         return Curvature(self.problem, mix, space=space, options=self._options)
@@ -62,13 +84,28 @@ class Curvature(LinearOperator):
     def block(self, name: str) -> Curvature:
         """The diagonal block of a layer (``"fc1"``) or a parameter (``"fc1.weight"``), exactly.
 
-        Nothing before the layer is differentiated, and nothing outside the block is computed.
+        Nothing before the layer is differentiated, and nothing outside the block is computed. The
+        block of a linear or convolution layer is applied in closed form, without differentiation
+        (:mod:`curvescope.operators.layer`), where that is exact: for every ``Jᵀ B J``, and for the
+        Hessian when the network behind the layer is piecewise linear.
         """
         names = self.space.resolve(name, f"{type(self).__name__}(problem)")
         return self._like(self._mix, self.space.select(names))
 
+    def root(self) -> LinearOperator | None:
+        """``R`` with ``Rᵀ R`` this matrix, for the block of a layer in closed form; else None.
+
+        It has a row for each sample and output direction. Where there are fewer of them than
+        parameters, eigenpairs are cheaper to find from ``R Rᵀ``.
+        """
+        return layers_of(self.problem).root(self._mix, self.space, self._options)
+
     def footprint(self) -> Footprint:
         """What keeping this operator's linearisation would hold, before it is kept."""
+        layers = layers_of(self.problem)
+        part = layers.part(self.space)
+        if part is not None and layers.applies(part, self._mix):
+            return layers.footprint(part.layer, self._mix)
         return sweep_of(self.problem).footprint(second_order=self._mix.residual != 0.0)
 
     def _scaled(self, factor: float) -> LinearOperator:

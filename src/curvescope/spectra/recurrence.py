@@ -135,7 +135,13 @@ class Recurrence:
 
 
 def _reject(basis: Tensor, row: Tensor) -> Tensor:
-    """``row`` without its components along the orthonormal rows of ``basis``, twice."""
-    for _ in range(2):
-        row = row - inner(basis, row).T.to(row) @ basis
-    return row
+    """``row`` without its components along the orthonormal rows of ``basis``.
+
+    A second pass follows unless the first one took away little: see
+    :mod:`curvescope.spectra.krylov`.
+    """
+    before = lengths(row)
+    row = row - inner(basis, row).T.to(row) @ basis
+    if row.device.type == "cpu" and bool(lengths(row) > before / 2):
+        return row
+    return row - inner(basis, row).T.to(row) @ basis

@@ -1,0 +1,205 @@
+"""What is stored of a layer, and the products made from it without differentiation.
+
+For one layer the Gauss–Newton matrix is ``Σ_bk g_bk g_bkᵀ`` over samples ``b`` and directions ``k``
+of the root ``N = Q G`` (DH eq. 24 and 35), with ``g_bk = vec Σ_t e_bkt x_btᵀ`` (DH eq. 17 and 32).
+From errors ``e`` and inputs ``x`` a product takes two matrix products,
+
+    Y = x Vᵀ,    u_bk = Σ_t ⟨e_bkt, Y_bt⟩,    W_bt = Σ_k u_bk e_bkt,    result = Σ_bt W_bt x_btᵀ
+
+Where a layer has more positions than directions, as convolutions have, the vectors ``g_bk``
+themselves are fewer numbers and less work, and are kept instead.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from curvescope.linearisation.squeeze import Pair, Part, Squeeze
+
+CHUNK_SAMPLES = {"cpu": 512}  # errors that are read twice stay in cache in between
+
+
+class Factors(ABC):
+    """The recorded numbers of one layer, for some samples and one matrix in output space.
+
+    They are a root ``R: [r, P]`` of the block ``Rᵀ R``, with a row ``g_bk`` for each sample and
+    direction.
+    """
+
+    rows: int
+
+    @abstractmethod
+    def push(self, v: Tensor, part: Part) -> Tensor:
+        """``R v`` for each of the rows ``v: [c, P]``, as ``[c, r]``."""
+
+    @abstractmethod
+    def pull(self, u: Tensor, part: Part) -> Tensor:
+        """``Rᵀ u`` for each of the rows ``u: [c, r]``, as ``[c, P]``."""
+
+    @abstractmethod
+    def product(self, v: Tensor, part: Part, columns: int | None) -> Tensor:
+        """``Rᵀ R v`` for each of the rows ``v: [c, P]``, ``columns`` at a time."""
+
+    @abstractmethod
+    def tensors(self) -> list[Tensor]:
+        """What is held."""
+
+
+class Gradients(Factors):
+    """The vectors ``g_bk`` themselves, weight and bias side by side: ``[B·K, m·n + m]``."""
+
+    def __init__(self, matrix: Tensor, outputs: int) -> None:
+        self._matrix, self.outputs, self.rows = matrix, outputs, matrix.shape[0]
+
+    def _part(self, part: Part) -> Tensor:
+        split = self._matrix.shape[1] - self.outputs
+        return self._matrix[:, 0 if part.weight else split : None if part.bias else split]
+
+    def push(self, v: Tensor, part: Part) -> Tensor:
+        """See :class:`Factors`."""
+        return v @ self._part(part).T
+
+    def pull(self, u: Tensor, part: Part) -> Tensor:
+        """See :class:`Factors`."""
+        return u @ self._part(part)
+
+    def product(self, v: Tensor, part: Part, columns: int | None) -> Tensor:
+        """See :class:`Factors`."""
+        size = columns or max(1, _budget(v) // (self.rows * v.element_size()))
+        return torch.cat([self.pull(self.push(piece, part), part) for piece in v.split(size)])
+
+    def squeezed(self) -> Gradients:
+        """The same without rows that do not matter."""
+        keep = _significant(self._matrix.square().sum(1))
+        return Gradients(self._matrix if keep is None else self._matrix[keep], self.outputs)
+
+    def tensors(self) -> list[Tensor]:
+        """See :class:`Factors`."""
+        return [self._matrix]
+
+
+class Products(Factors):
+    """Errors ``[B, K, T, m]`` and inputs ``[B, T, n]``."""
+
+    def __init__(self, errors: Tensor, inputs: Tensor, squeeze: Squeeze | None = None) -> None:
+        self._errors, self._inputs = errors, inputs
+        self._squeeze = squeeze or Squeeze(errors.shape[3], inputs.shape[2])
+        self.rows = errors.shape[0] * errors.shape[1]
+
+    def squeezed(self) -> Products:
+        """The same without samples, inputs and outputs that do not matter."""
+        e, x = self._errors, self._inputs
+        keep = _significant(e.square().sum((1, 2, 3)) * x.square().sum((1, 2)))
+        e, x = (e, x) if keep is None else (e[keep], x[keep])
+        e = _without_dust(e)
+        squeeze = Squeeze.of(e, x)
+        return Products(squeeze.errors(e), squeeze.inputs(x), squeeze)
+
+    def _chunks(self, columns: int, like: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Errors and inputs of as many samples as keep the intermediate results small."""
+        samples, _, positions, m = self._errors.shape
+        size = max(1, _budget(like) // (positions * m * columns * like.element_size()))
+        size = min(size, CHUNK_SAMPLES.get(like.device.type, samples))
+        for start in range(0, samples, size):
+            piece = slice(start, start + size)
+            yield piece, self._errors[piece], self._inputs[piece]
+
+    def push(self, v: Tensor, part: Part) -> Tensor:
+        """See :class:`Factors`."""
+        inside = self._squeeze.enter(v, part)
+        pieces = [_push(e, x, inside, len(v)) for _, e, x in self._chunks(len(v), v)]
+        return torch.cat(pieces).flatten(0, 1).T
+
+    def pull(self, u: Tensor, part: Part) -> Tensor:
+        """See :class:`Factors`."""
+        samples, k = self._errors.shape[:2]
+        weights = u.T.reshape(samples, k, len(u))
+        total = self._squeeze.zeros(len(u), part, u)
+        for piece, e, x in self._chunks(len(u), u):
+            _add_pull(e, x, weights[piece], total)
+        return self._squeeze.leave(total, len(u))
+
+    def product(self, v: Tensor, part: Part, columns: int | None) -> Tensor:
+        """See :class:`Factors`."""
+        samples, _, positions, m = self._errors.shape
+        budget = _budget(v) // (positions * m * v.element_size())
+        together = min(samples, CHUNK_SAMPLES.get(v.device.type, samples))
+        size = columns or max(1, budget // together)
+        return torch.cat([self._some(piece, part) for piece in v.split(size)])
+
+    def _some(self, v: Tensor, part: Part) -> Tensor:
+        inside = self._squeeze.enter(v, part)
+        total = self._squeeze.zeros(len(v), part, v)
+        for _, e, x in self._chunks(len(v), v):
+            _add_pull(e, x, _push(e, x, inside, len(v)), total)
+        return self._squeeze.leave(total, len(v))
+
+    def tensors(self) -> list[Tensor]:
+        """See :class:`Factors`."""
+        return [self._errors, self._inputs]
+
+
+def _push(e: Tensor, x: Tensor, inside: Pair, c: int) -> Tensor:
+    """``u: [B, K, c]`` of the closed form above, for a weight ``[c m, n]`` and a bias ``[c m]``."""
+    samples, k, positions, m = e.shape
+    x = x.reshape(samples * positions, -1)
+    v, b = inside
+    if v is None:
+        assert b is not None
+        y = b.expand(samples * positions, c * m)
+    else:
+        y = x @ v.T if b is None else torch.addmm(b, x, v.T)
+    # For a single position the change of order moves nothing.
+    y = y.view(samples, positions, c, m).transpose(1, 2).reshape(samples, c, positions * m)
+    return torch.bmm(e.reshape(samples, k, positions * m), y.mT)
+
+
+def _add_pull(e: Tensor, x: Tensor, u: Tensor, total: Pair) -> None:
+    """Add the result of the closed form above for ``u: [B, K, c]`` to weight and bias."""
+    samples, k, positions, m = e.shape
+    c = u.shape[2]
+    w = torch.bmm(u.mT, e.reshape(samples, k, positions * m)).view(samples, c, positions, m)
+    w = w.transpose(1, 2).reshape(samples * positions, c * m)
+    weight, bias = total
+    if weight is not None:
+        weight.addmm_(w.T, x.reshape(samples * positions, -1))
+    if bias is not None:
+        bias += w.sum(0)
+
+
+def _significant(weights: Tensor) -> Tensor | None:
+    """Indices of what contributes to a sum of matrices with these norms; None for all of it.
+
+    A confident network leaves samples whose curvature is many orders below the others'. What is
+    left out adds up to a thousandth of the rounding of the largest.
+    """
+    floor = 1e-3 * torch.finfo(weights.dtype).eps / len(weights) * weights.amax()
+    keep = weights > floor
+    return None if bool(keep.all()) or not bool(keep.any()) else keep.nonzero()[:, 0]
+
+
+def _without_dust(e: Tensor) -> Tensor:
+    """Entries too small to matter as zeros: their squares are subnormal, which is slow."""
+    floor = e.abs().amax() * torch.finfo(e.dtype).eps ** 1.5
+    return torch.where(e.abs() > floor, e, 0.0)
+
+
+def _budget(like: Tensor) -> int:
+    """Bytes of intermediate results: on a CPU what stays in cache."""
+    return (16 << 20) if like.device.type == "cpu" else (1 << 30)
+
+
+def merged(pieces: Sequence[Factors]) -> list[Factors]:
+    """Batches of equal shape as one, which makes for larger matrix products, and squeezed."""
+    shapes = {(type(piece), *(t.shape[1:] for t in piece.tensors())) for piece in pieces}
+    first = pieces[0]
+    if len(shapes) > 1:
+        return list(pieces)
+    joined = [torch.cat(parts) for parts in zip(*(p.tensors() for p in pieces), strict=True)]
+    if isinstance(first, Gradients):
+        return [Gradients(joined[0], first.outputs).squeezed()]
+    return [Products(joined[0], joined[1]).squeezed()]

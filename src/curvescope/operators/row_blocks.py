@@ -1,0 +1,203 @@
+"""The rows of a problem's Gauss–Newton root, collected in blocks of samples that fit memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from curvescope._checks import CurvescopeError
+from curvescope.linearisation import memory, samples
+from curvescope.linearisation.layers import (
+    LayerRecord,
+    linear_layers,
+    record_layers,
+)
+from curvescope.linearisation.precision import full_precision
+from curvescope.operators.rows import LayerRows, Rows, WrittenRows, join
+from curvescope.problem import ParamSpace, Problem
+from curvescope.problem.batches import Batch
+from curvescope.problem.losses import Loss
+
+Directions = Callable[[Loss, Tensor, Any], Tensor]
+"""``(loss, z, target) ↦ [B, K, *z.shape[1:]]``: roots of the output matrix of each sample."""
+
+_CHUNK = {"cpu": 128 << 20, "cuda": 4 << 30}  # bytes of inputs and errors recorded at a time
+_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-9}
+_SHARE = 0.4  # of the free memory that the rows of two blocks may take
+
+
+class RowBlocks:
+    """Rows ``J_iᵀ q_k`` over some parameters, in the order of the data: sample, direction.
+
+    The data is read once and held, so that a loader that shuffles does no harm. Linear and
+    convolution layers are recorded; every other parameter costs a backward pass for each row.
+    """
+
+    def __init__(self, problem: Problem, directions: Directions, space: ParamSpace) -> None:
+        self.problem, self.space = problem, space
+        self._directions = directions
+
+    @cached_property
+    def batches(self) -> list[Batch]:
+        """The data, read once."""
+        self.problem.check_unchanged()
+        return list(self.problem.batches())
+
+    @cached_property
+    def counts(self) -> tuple[int, int]:
+        """Rows, and terms of the loss that count; one forward pass over the data."""
+        rows = terms = 0
+        # Before anything is known to fit, the data is not held: it may be large.
+        for batch in self.__dict__.get("batches") or self.problem.batches():
+            z = self._output(self.problem.variables(), batch).detach()
+            u = self._pull(z, batch.target)
+            rows += u.shape[0] * u.shape[1]
+            terms += self.problem.loss_at(z, batch).count
+        if terms == 0:
+            msg = "Problem(data): no target counts (all are ignored)"
+            raise CurvescopeError(msg)
+        return rows, terms
+
+    def restrict(self, space: ParamSpace) -> RowBlocks:
+        """The same rows over fewer parameters."""
+        other = RowBlocks(self.problem, self._directions, space)
+        other.__dict__.update(batches=self.batches, counts=self.counts)
+        return other
+
+    # Rows of some samples -----------------------------------------------------------------------
+
+    def _output(self, variables: dict[str, Tensor], batch: Batch) -> Tensor:
+        with self.problem.evaluation():
+            return self.problem.output(variables, batch)
+
+    def _pull(self, z: Tensor, target: Any) -> Tensor:
+        return self._directions(self.problem.loss, z, target)
+
+    @cached_property
+    def _groups(self) -> tuple[dict[str, tuple[bool, bool]], tuple[str, ...]]:
+        """Layers that can be recorded, with (weight, bias) among the variables, and the rest."""
+        layers: dict[str, tuple[bool, bool]] = {}
+        names = set(self.space.names)
+        for layer in self.space.layers:
+            own = [f"{layer}.{kind}" if layer else kind for kind in ("weight", "bias")]
+            present = (own[0] in names, own[1] in names)
+            if any(present) and self._can_be_recorded(layer, present, names.intersection(own)):
+                layers[layer] = present
+                names -= set(own)
+        return layers, tuple(n for n in self.space.names if n in names)
+
+    def _can_be_recorded(self, layer: str, present: tuple[bool, bool], own: set[str]) -> bool:
+        """Tried out on a sample: one mixture of its rows must be what autograd says it is."""
+
+        def mixture(z: Tensor, target: Any) -> Tensor:
+            u = self._pull(z, target)
+            weights = torch.linspace(1.0, 2.0, u.shape[1], dtype=u.dtype).to(u.device)
+            return torch.tensordot(weights, u, ([0], [1]))[:, None]
+
+        first = next(self.pieces(1))
+        try:
+            linear_layers(self.problem, [layer])
+            record_layers(self.problem, next(self.pieces(4)), [layer], mixture)
+            record = record_layers(self.problem, first, [layer], mixture)[layer]
+        except (CurvescopeError, RuntimeError):  # the latter where a checkpoint is recomputed
+            return False
+        recorded = _layer_rows(record, *present).written().rows[0]
+        names = [n for n in self.space.names if n in own]
+        variables = self.problem.variables()
+        z = self._output(variables, first)
+        u = torch.zeros_like(z)
+        u[0] = mixture(z.detach(), first.target)[0, 0]
+        pulled = torch.autograd.grad(z, [variables[n] for n in names], u, materialize_grads=True)
+        expected = _layer_order([g.detach() for g in pulled], present)
+        error = float((recorded - expected).norm())
+        return error <= _TOLERANCE[self.problem.dtype] * float(expected.norm())
+
+    def rows(self, pieces: Sequence[Batch]) -> list[Rows]:
+        """The rows of some samples, one entry for each layer and one for all else."""
+        with full_precision(self.problem.device):
+            groups = [self._rows_of(piece) for piece in pieces]
+        return [join(parts) for parts in zip(*groups, strict=True)]
+
+    def _rows_of(self, piece: Batch) -> list[Rows]:
+        layers, rest = self._groups
+        found: list[Rows] = []
+        if layers:
+            records = record_layers(self.problem, piece, layers, self._pull)
+            for name, (weight, bias) in layers.items():
+                found.append(_layer_rows(records[name], weight, bias).compact())
+        if rest:
+            found.append(self._written(piece, rest))
+        return found
+
+    def _written(self, piece: Batch, names: Sequence[str]) -> WrittenRows:
+        """Rows of any parameters: a backward pass for each."""
+        variables = self.problem.variables()
+        chosen = [variables[name] for name in names]
+        rows, per_sample = [], 0
+        for single in samples.pieces(self.problem, piece, 1):
+            z = self._output(variables, single)
+            u = self._pull(z.detach(), single.target)
+            per_sample = u.shape[1]
+            for b in range(u.shape[0]):
+                for direction in u[b]:
+                    v = torch.zeros_like(z)
+                    v[b] = direction
+                    gradients = torch.autograd.grad(
+                        z, chosen, v, retain_graph=True, allow_unused=True, materialize_grads=True
+                    )
+                    rows.append(torch.cat([g.flatten() for g in gradients]))
+        return WrittenRows(torch.stack(rows), per_sample)
+
+    # Samples ------------------------------------------------------------------------------------
+
+    def pieces(self, size: int | None = None) -> Iterator[Batch]:
+        """The data in pieces of ``size`` samples (default: what is recorded at once)."""
+        for batch in self.batches:
+            yield from samples.pieces(self.problem, batch, size or self._chunk[0])
+
+    @cached_property
+    def _chunk(self) -> tuple[int, int]:
+        """Samples to record at once, and samples whose rows fit into memory together."""
+        first = next(self.pieces(1))
+        layers, _ = self._groups
+        device = self.problem.device
+        raw = 1
+        if layers:
+            records = record_layers(self.problem, first, layers, self._pull)
+            raw = sum(r.errors.nbytes + r.inputs.nbytes for r in records.values())
+        kept = max(1, sum(rows.nbytes() for rows in self._rows_of(first)))
+        room = _SHARE * (memory.free(device) - 8 * self.counts[0] ** 2)
+        return max(1, _CHUNK.get(device.type, 1 << 30) // raw), max(1, int(room / kept / 2))
+
+    def blocks(self) -> list[list[Batch]]:
+        """Pieces grouped into blocks, two of which fit into memory; one shape to a block."""
+        chunk, block = self._chunk
+        size = min(chunk, block)
+        groups: list[list[Batch]] = []
+        shape: object = None
+        for piece in self.pieces(size):
+            now = [t.shape[1:] for t in samples.tensors(piece)]
+            if now != shape or len(groups[-1]) * size >= block:
+                groups.append([])
+                shape = now
+            groups[-1].append(piece)
+        return groups
+
+
+def _layer_rows(record: LayerRecord, weight: bool, bias: bool) -> LayerRows:
+    """A bias is a weight whose input is 1."""
+    x = record.inputs
+    ones = x.new_ones(*x.shape[:2], 1)
+    x = torch.cat([x, ones], 2) if weight and bias else x if weight else ones
+    return LayerRows(record.errors, x)
+
+
+def _layer_order(gradients: list[Tensor], present: tuple[bool, bool]) -> Tensor:
+    """Gradients by weight and bias in the order of :class:`LayerRows`: bias after each row."""
+    columns = [gradients[0].flatten(1)] if present[0] else []
+    columns += [gradients[-1][:, None]] if present[1] else []
+    return torch.cat(columns, 1).flatten()

@@ -1,0 +1,1 @@
+"""Why the spectrum looks as it does: Kronecker factors, overlaps, classes, layers."""

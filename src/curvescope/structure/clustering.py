@@ -1,0 +1,190 @@
+"""Clustering of logit gradients by logit and by class, with pictures by t-SNE (KR-9; DH F.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from curvescope import _checks
+from curvescope._checks import CurvescopeError
+from curvescope.linearisation.layers import Capture, capture, check_samples, linear_layers
+from curvescope.problem.batches import Batch
+from curvescope.problem.losses import CrossEntropy
+from curvescope.problem.problem import Problem
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """Mean logit gradients ``Δ_{i,j}`` for class ``i`` and logit ``j``.
+
+    ``points: [c, c, r]`` are their coordinates in an orthonormal basis of their common span, which
+    keeps all distances. ``logit_share`` is the part of their variance that the logit centres
+    explain, ``class_share`` that of the class centres: near 1 where the points cluster so.
+    """
+
+    points: Tensor
+    present: Tensor  # [c]: whether the class has samples
+
+    @property
+    def logit_centres(self) -> Tensor:
+        """The mean over classes, ``[c, r]``, one for each logit."""
+        return self.points[self.present].mean(0)
+
+    @property
+    def class_centres(self) -> Tensor:
+        """The mean over logits, ``[c, r]``, one for each class; zero for one without samples."""
+        return self.points.mean(1)
+
+    @property
+    def logit_share(self) -> float:
+        """Between-logit variance over total variance."""
+        return self._share(self.logit_centres[None].expand_as(self.points))
+
+    @property
+    def class_share(self) -> float:
+        """Between-class variance over total variance."""
+        return self._share(self.class_centres[:, None].expand_as(self.points))
+
+    def _share(self, centres: Tensor) -> float:
+        points, centres = (
+            self.points[self.present].flatten(0, 1),
+            centres[self.present].flatten(0, 1),
+        )
+        middle = points.mean(0)
+        total = (points - middle).square().sum()
+        return float((centres - middle).square().sum() / total) if total > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class LogitClusters:
+    """``Δ`` by the layer's weight (DH eq. 53) and ``Γ`` by its output (eq. 54)."""
+
+    name: str
+    weight: Clusters
+    output: Clusters
+
+
+def logit_clusters(problem: Problem, layer: str) -> LogitClusters:
+    """``Δ_{i,j} = E[(Q ∂z/∂w)_j | y = i]`` and ``Γ_{i,j} = E[(Q ∂z/∂z^(p))_j | y = i]``.
+
+    ``Q = diag(√p)(I − 1 pᵀ)`` (DH eq. 28). At initialisation the points cluster by logit, at a
+    minimum they may cluster by class.
+
+    Cost: a forward and ``c`` backward passes without parameter gradients, and ``c`` weight
+    gradients of the layer; memory ``c²·m·n`` numbers while it runs.
+
+    Raises:
+        CurvescopeError: unless the loss is cross-entropy with one label for each sample.
+
+    >>> model = torch.nn.Linear(1, 2, bias=False).double()
+    >>> with torch.no_grad():
+    ...     _ = model.weight.zero_()
+    >>> problem = Problem(model, (torch.tensor([[1.0], [2.0]]).double(), torch.tensor([0, 1])))
+    >>> clusters = logit_clusters(problem, "").output  # Q does not depend on the sample here
+    >>> round(clusters.logit_share, 6), round(clusters.class_share, 6)
+    (1.0, 0.0)
+    """
+    problem.check_unchanged()
+    (name,) = linear_layers(problem, layer)
+    weight: Tensor | None = None
+    output: Tensor | None = None
+    counts: Tensor | None = None
+    for batch in problem.batches():
+        check_samples(problem, batch, [name])
+        seen = capture(problem, batch, [name])
+        labels = _labels(problem, batch, seen)
+        c = seen.output.shape[1]
+        if weight is None or output is None or counts is None:
+            m, n = seen.modules[name].weight.flatten(1).shape
+            weight = seen.output.new_zeros(c, c, m * n)
+            output = seen.output.new_zeros(c, c, seen.positions[name] * m)
+            counts = torch.zeros(c, dtype=torch.long, device=weight.device)
+        _add_batch(seen, name, labels, weight, output)
+        counts += torch.bincount(labels, minlength=c)
+    assert weight is not None
+    assert output is not None
+    assert counts is not None
+    divisor = counts.clamp_min(1)[:, None, None]
+    return LogitClusters(
+        name, _clusters(weight / divisor, counts > 0), _clusters(output / divisor, counts > 0)
+    )
+
+
+def _labels(problem: Problem, batch: Batch, seen: Capture) -> Tensor:
+    y, z = batch.target, seen.output
+    if not isinstance(problem.loss, CrossEntropy) or z.ndim != 2 or bool((y < 0).any()):
+        msg = "logit_clusters(problem): needs cross-entropy with one class label for each sample"
+        raise CurvescopeError(msg)
+    labels: Tensor = y
+    return labels
+
+
+@torch.no_grad()
+def _add_batch(seen: Capture, name: str, labels: Tensor, weight: Tensor, output: Tensor) -> None:
+    p = torch.softmax(seen.output.detach(), 1)
+    c = p.shape[1]
+    x = seen.rows(name)
+    members = [(labels == i).nonzero()[:, 0] for i in range(c)]
+    for j in range(c):
+        q = -p * p[:, j : j + 1].sqrt()
+        q[:, j] += p[:, j].sqrt()
+        e = seen.errors(name, seen.pull_back(q, last=j == c - 1)[name])  # [B, T, m]
+        for i, index in enumerate(members):
+            if len(index):
+                own = e[index]
+                weight[i, j] += torch.einsum("btm,btn->mn", own, x[index]).flatten()
+                output[i, j] += own.sum(0).flatten()
+
+
+def _clusters(points: Tensor, present: Tensor) -> Clusters:
+    """Coordinates ``Y`` with ``Y Yᵀ = X Xᵀ``: the same inner products in at most ``c²`` numbers."""
+    c = points.shape[0]
+    flat = points.flatten(0, 1).double()
+    values, vectors = torch.linalg.eigh(flat @ flat.T)
+    keep = values > len(values) * torch.finfo(values.dtype).eps * values[-1].clamp_min(0)
+    coordinates = (vectors * values.clamp_min(0).sqrt())[:, keep].flip(1)
+    return Clusters(coordinates.reshape(c, c, -1).cpu(), present.cpu())
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """Two coordinates for every point and centre (DH fig. 20, 21)."""
+
+    points: Tensor  # [c, c, 2]
+    logit_centres: Tensor  # [c, 2]
+    class_centres: Tensor  # [c, 2]
+
+
+def tsne(clusters: Clusters, *, generator: torch.Generator, perplexity: float = 10.0) -> Embedding:
+    """A t-SNE picture of the points and their centres (van der Maaten and Hinton 2008).
+
+    Args:
+        clusters: one of the two parts of :func:`logit_clusters`.
+        generator: the source of scikit-learn's random start.
+        perplexity: the effective number of neighbours, below the number of points.
+
+    Raises:
+        CurvescopeError: when scikit-learn is not installed, or there are too few points.
+    """
+    generator = _checks.generator("tsne", generator)
+    try:
+        from sklearn.manifold import TSNE
+    except ImportError as error:
+        msg = "tsne: needs scikit-learn; install it with pip install 'curvescope[plots]'"
+        raise CurvescopeError(msg) from error
+    c = clusters.points.shape[0]
+    all_ = torch.cat(
+        [clusters.points.flatten(0, 1), clusters.logit_centres, clusters.class_centres]
+    )
+    if not 0 < perplexity < len(all_):
+        msg = f"tsne: perplexity must lie between 0 and the {len(all_)} points, got {perplexity}"
+        raise CurvescopeError(msg)
+    seed = int(torch.randint(2**31 - 1, (), generator=generator, device=generator.device))
+    method = TSNE(
+        n_components=2, perplexity=perplexity, init="random", random_state=seed, method="exact"
+    )
+    plane = torch.from_numpy(method.fit_transform(all_.numpy())).double()
+    points, logits, classes = plane.split([c * c, c, c])
+    return Embedding(points.reshape(c, c, 2), logits, classes)

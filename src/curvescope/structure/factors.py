@@ -1,0 +1,230 @@
+"""Kronecker factors of layer Hessians: output Hessian and input auto-correlation (OP-6, KR-1).
+
+The layer Hessian is ``E[M ⊗ x xᵀ]`` (DH eq. 6), and the decoupling conjecture (eq. 7) says that its
+large eigenpairs are close to those of ``E[M] ⊗ E[x xᵀ]``. One pass over the data gives both factors
+of all layers, exactly: the expectation over labels is a sum over the root of the output Hessian,
+not a sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from curvescope._checks import CurvescopeError
+from curvescope.linearisation.layers import (
+    Capture,
+    capture,
+    check_samples,
+    first_samples,
+    linear_layers,
+)
+from curvescope.linearisation.moments import LayerMoments
+from curvescope.linearisation.outputs import LossHessian
+from curvescope.linearisation.patches import matrix_shape
+from curvescope.linearisation.roots import root
+from curvescope.linearisation.samples import pieces
+from curvescope.operators.kronecker import KroneckerOperator
+from curvescope.problem.batches import Batch
+from curvescope.problem.losses import LossAt
+from curvescope.problem.problem import Problem
+
+CACHE = 16 << 20  # bytes of inputs and outputs of the layers that are worked on at a time
+
+
+@dataclass(frozen=True)
+class KroneckerFactors:
+    """The factors of one layer with ``m`` outputs and ``n`` inputs.
+
+    ``output_hessian`` is ``E[M]`` (DH eq. 27), for ``T`` positions ``E[Ñᵀ Ñ / T]`` (eq. 36);
+    ``autocorrelation`` is ``E[x xᵀ]`` or ``E[X Xᵀ]``; ``mean_input`` is ``E[x]: [n]`` or
+    ``E[X]: [n, T]``. With ``bias`` the input has one more entry, the constant 1 (eq. 41). With
+    groups, every group has its own positions: the errors of different groups do not meet in
+    ``output_hessian``, and the auto-correlation is that of all groups together.
+
+    ``classes``, where asked for, are the factors given the label; ``share`` is the part of the
+    samples that these ones come from.
+    """
+
+    name: str
+    output_hessian: Tensor  # [m, m]
+    autocorrelation: Tensor  # [n, n], or [n + 1, n + 1] with the bias
+    mean_input: Tensor  # [n] or [n, T], one row more with the bias
+    bias: bool
+    share: float = 1.0
+    classes: tuple[KroneckerFactors, ...] = field(default=())
+
+    def operator(self) -> KroneckerOperator:
+        """``E[M] ⊗ E[x xᵀ]`` on the row-major weight ``[m, n]``, with the bias ``[m, n + 1]``."""
+        return KroneckerOperator(self.output_hessian, self.autocorrelation, psd=True)
+
+    @property
+    def mean_direction(self) -> Tensor:
+        """``Ê[x]: [n]``, normalised; the first left singular vector of ``E[X]`` (DH E.1)."""
+        if self.mean_input.ndim == 1:
+            norm = self.mean_input.norm()
+            return self.mean_input / norm if norm > 0 else self.mean_input
+        return torch.linalg.svd(self.mean_input, full_matrices=False)[0][:, 0]
+
+
+def kronecker_factors(
+    problem: Problem,
+    *,
+    layers: str | Iterable[str] | None = None,
+    bias: bool = False,
+    by_class: bool = False,
+) -> dict[str, KroneckerFactors]:
+    """``E[M]`` and ``E[x xᵀ]`` of linear and convolution layers, in one pass over the data.
+
+    Exact for every convex loss, in expectation over the labels (DH eq. 24, 27; A.2 for
+    convolutions). ``E[M]`` is a mean over the terms of the loss, ``E[x xᵀ]`` over the samples.
+
+    Cost: one forward pass, and as many backward passes without parameter gradients as the output
+    Hessian has rank (``C − 1`` for cross-entropy), in all about 3 to 4 gradients for 10 classes.
+    Memory: the graph of one batch and the factors.
+
+    Args:
+        problem: its model, data, loss and mode.
+        layers: names (None: all linear and convolution layers among the variables).
+        bias: whether the input is extended by the constant 1, which the bias multiplies.
+        by_class: also give the factors for each label.
+
+    Raises:
+        CurvescopeError: for a layer without such factors (another kind, shared, used twice, behind
+            batch statistics), a loss that is not convex, or ``by_class`` without class labels.
+
+    >>> from torch import nn
+    >>> model = nn.Linear(1, 2, bias=False).double()
+    >>> with torch.no_grad():
+    ...     _ = model.weight.zero_()
+    >>> problem = Problem(model, (torch.tensor([[2.0], [4.0]]).double(), torch.tensor([0, 1])))
+    >>> factors = kronecker_factors(problem)[""]
+    >>> factors.output_hessian, factors.autocorrelation, factors.mean_input
+    (tensor([[ 0.2500, -0.2500],
+             [-0.2500,  0.2500]], dtype=torch.float64),
+     tensor([[10.]], dtype=torch.float64), tensor([3.], dtype=torch.float64))
+    """
+    problem.check_unchanged()
+    names = linear_layers(problem, layers)
+    moments: dict[tuple[str, int], LayerMoments] = {}
+    classes = 0
+    for batch in problem.batches():
+        check_samples(problem, batch, names)
+        for piece in pieces(problem, batch, _piece_size(problem, batch, names)):
+            seen = capture(problem, piece, names)
+            loss = problem.loss_at(seen.output, piece)
+            members: Members = {ALL: (None, seen.samples, loss.count)}
+            if by_class:
+                members, classes = _by_label(piece, seen.output, loss)
+            directions = root(LossHessian(), loss, seen.output, piece.index)
+            _add_piece(seen, directions, members, moments)
+        for own in moments.values():
+            own.end_batch()
+    if sum(own.terms for own in moments.values()) == 0:
+        msg = "Problem(data): no target counts (all are ignored)"
+        raise CurvescopeError(msg)
+    return {
+        name: _by_class(name, moments, classes, bias, problem.dtype)
+        if by_class
+        else _factors(name, moments[name, ALL].means(), 1.0, bias, problem.dtype)
+        for name in names
+    }
+
+
+ALL = -1
+Members = dict[int, tuple[Tensor | None, int, int]]  # label -> its samples; how many; loss terms
+
+
+def _piece_size(problem: Problem, batch: Batch, names: Sequence[str]) -> int:
+    """As many samples as leave what passes through the layers in a CPU's cache."""
+    if problem.device.type != "cpu":
+        return 1 << 30
+    few = capture(problem, first_samples(batch), names)
+    outputs = sum(few.positions[name] * matrix_shape(few.modules[name])[0] for name in names)
+    numbers = outputs + sum(x.numel() for x in few.inputs.values()) / few.samples
+    return max(16, int(CACHE / few.output.element_size() / numbers))
+
+
+def _add_piece(
+    seen: Capture,
+    directions: Tensor,
+    members: Members,
+    moments: dict[tuple[str, int], LayerMoments],
+) -> None:
+    """Add some samples of a batch, all layers and all labels."""
+    for name in seen.modules:
+        for label, (index, samples, terms) in members.items():
+            own = moments.setdefault((name, label), LayerMoments(seen, name))
+            if own.positions != seen.positions[name]:
+                msg = (
+                    f"kronecker_factors: layer {name!r} needs the same number of positions in all "
+                    f"batches, got {own.positions} and {seen.positions[name]}"
+                )
+                raise CurvescopeError(msg)
+            own.add_inputs(_some(seen.inputs[name], index, seen.samples), samples, terms)
+    last = directions.shape[1] - 1
+    for k in range(last + 1):
+        for name, e in seen.pull_back(directions[:, k], last=k == last).items():
+            for label, (index, *_) in members.items():
+                moments[name, label].add_errors(_some(e, index, seen.samples))
+
+
+def _some(t: Tensor, index: Tensor | None, samples: int) -> Tensor:
+    """The samples of one label; positions may be folded into the first dimension."""
+    if index is None:
+        return t
+    return t.reshape(samples, -1, *t.shape[1:])[index].flatten(0, 1)
+
+
+def _by_label(batch: Batch, z: Tensor, loss: LossAt) -> tuple[Members, int]:
+    """The samples of each label, and the number of classes."""
+    y, outputs = batch.target, z[0].numel()
+    labels = isinstance(y, Tensor) and not y.is_floating_point() and y.numel() == z.shape[0]
+    if not labels or loss.count != z.shape[0]:
+        msg = "kronecker_factors(by_class=True): needs one class label for each sample"
+        raise CurvescopeError(msg)
+    members: Members = {}
+    for label in y.unique().tolist():
+        index = (y.flatten() == label).nonzero()[:, 0]
+        members[label] = (index, len(index), len(index))
+    return members, max(outputs, 2)
+
+
+def _by_class(
+    name: str,
+    moments: dict[tuple[str, int], LayerMoments],
+    classes: int,
+    bias: bool,
+    dtype: torch.dtype,
+) -> KroneckerFactors:
+    """The factors of each label, and of all samples as their mean."""
+    own = [moments.get((name, label)) for label in range(classes)]
+    samples = sum(m.samples for m in own if m is not None)
+    shares = [0.0 if m is None else m.samples / samples for m in own]
+    some = next(m for m in own if m is not None)
+    means = [tuple(map(torch.zeros_like, some.means())) if m is None else m.means() for m in own]
+    total = [
+        torch.stack([s * t for s, t in zip(shares, parts, strict=True)]).sum(0)
+        for parts in zip(*means, strict=True)
+    ]
+    parts = tuple(
+        _factors(name, mean, share, bias, dtype) for mean, share in zip(means, shares, strict=True)
+    )
+    return replace(_factors(name, total, 1.0, bias, dtype), classes=parts)
+
+
+def _factors(
+    name: str, means: Sequence[Tensor], share: float, bias: bool, dtype: torch.dtype
+) -> KroneckerFactors:
+    errors, inputs, mean = means
+    if bias:  # the input (x, 1) at every position
+        ones = mean.new_ones(1, mean.shape[1])
+        edge = mean.sum(1, keepdim=True)
+        corner = mean.new_full((1, 1), mean.shape[1])
+        inputs = torch.cat([torch.cat([inputs, edge], 1), torch.cat([edge.T, corner], 1)])
+        mean = torch.cat([mean, ones])
+    mean = mean[:, 0] if mean.shape[1] == 1 else mean
+    return KroneckerFactors(name, errors.to(dtype), inputs.to(dtype), mean.to(dtype), bias, share)

@@ -1,0 +1,165 @@
+"""The full Hessian from the full output Hessian (KR-7; DH App. B, eq. 44–51).
+
+The outputs of all layers side by side, ``z̃``, have the Hessian ``E[M_x] = E[Gᵀ A G]``. Each of its
+eigenvectors ``u``, cut into layers, gives a direction ``w = (u^(p) ⊗ E[x̃^(p)])_p`` in parameter
+space that is close to an eigenvector of the Hessian when the inputs are close to their mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from curvescope import _checks
+from curvescope._checks import CurvescopeError
+from curvescope.linearisation.layers import Capture, capture, check_samples, linear_layers
+from curvescope.linearisation.moments import add_gram, mirror
+from curvescope.linearisation.outputs import LossHessian
+from curvescope.linearisation.patches import Layer, matrix_shape
+from curvescope.linearisation.roots import root
+from curvescope.problem.problem import Problem
+
+
+@dataclass(frozen=True)
+class FullOutputHessian:
+    """``E[M_x]`` over the outputs of some layers (DH eq. 47), and their mean inputs.
+
+    ``outputs`` are the numbers of outputs of the layers, in order; they sum to the dimension.
+    """
+
+    names: tuple[str, ...]
+    outputs: tuple[int, ...]
+    matrix: Tensor  # [m̂, m̂]
+    mean_inputs: tuple[Tensor, ...]  # [n] each
+
+
+def full_output_hessian(
+    problem: Problem, *, layers: str | Iterable[str] | None = None
+) -> FullOutputHessian:
+    """The output Hessian of several fully connected layers together, in one pass over the data.
+
+    Cost: that of :func:`kronecker_factors`, with one symmetric product of all outputs.
+
+    Raises:
+        CurvescopeError: for a layer that is not linear or is applied at several positions.
+
+    >>> model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)).double()
+    >>> with torch.no_grad():
+    ...     _ = model[1].weight.fill_(3.0)
+    >>> problem = Problem(model, (torch.ones(1, 1).double(), torch.zeros(1, 1).double()), "mse")
+    >>> full_output_hessian(problem).matrix.round(decimals=6).tolist()  # 2 (3, 1)ᵀ (3, 1)
+    [[18.0, 6.0], [6.0, 2.0]]
+    """
+    problem.check_unchanged()
+    names = linear_layers(problem, layers)
+    total: Tensor | None = None
+    means: dict[str, Tensor] = {}
+    samples = terms = 0
+    for batch in problem.batches():
+        check_samples(problem, batch, names)
+        seen = capture(problem, batch, names)
+        _check_plain(seen)
+        loss = problem.loss_at(seen.output, batch)
+        samples, terms = samples + seen.samples, terms + loss.count
+        for name, x in seen.inputs.items():
+            own = x.reshape(seen.samples, -1).double().sum(0)
+            means[name] = means[name] + own if name in means else own
+        gram = _gram(seen, root(LossHessian(), loss, seen.output, batch.index))
+        total = gram.double() if total is None else total + gram
+    if total is None or terms == 0:
+        msg = "Problem(data): no target counts (all are ignored)"
+        raise CurvescopeError(msg)
+    return FullOutputHessian(
+        names,
+        tuple(matrix_shape(cast(Layer, problem.model.get_submodule(name)))[0] for name in names),
+        (mirror(total) / terms).to(problem.dtype),
+        tuple((means[name] / samples).to(problem.dtype) for name in names),
+    )
+
+
+def _check_plain(seen: Capture) -> None:
+    for name, module in seen.modules.items():
+        if not isinstance(module, nn.Linear) or seen.positions[name] != 1:
+            msg = (
+                f"full_output_hessian: layer {name!r} must be a linear layer that is applied once "
+                f"to a sample, got {type(module).__name__} at {seen.positions[name]} positions; "
+                "name the fully connected layers in layers"
+            )
+            raise CurvescopeError(msg)
+
+
+def _gram(seen: Capture, directions: Tensor) -> Tensor:
+    last = directions.shape[1] - 1
+    total: Tensor | None = None
+    for k in range(last + 1):
+        pulled = seen.pull_back(directions[:, k], last=k == last)
+        errors = torch.cat([e.reshape(seen.samples, -1) for e in pulled.values()], 1)
+        total = errors.new_zeros(errors.shape[1], errors.shape[1]) if total is None else total
+        add_gram(total, errors.T)
+    assert total is not None
+    return total
+
+
+@dataclass(frozen=True)
+class FullApproximation:
+    """Approximate top eigenpairs of the full Hessian.
+
+    ``values[i] = σ_i ‖w_i‖²`` (DH eq. 51) with the eigenvalue ``σ_i`` of the full output Hessian,
+    in the order of these; ``vectors: [P, k]`` is the Gram–Schmidt basis of the ``w_i`` (eq. 50),
+    over the problem's flat parameter vector.
+    """
+
+    values: Tensor
+    vectors: Tensor
+    output_values: Tensor
+
+
+def full_hessian_approximation(
+    problem: Problem, k: int, *, layers: str | Iterable[str] | None = None
+) -> FullApproximation:
+    """Top eigenvalues and eigenspace of the full Hessian from ``E[M_x]`` and ``E[x̃]``.
+
+    Compare with ``eigenpairs(Hessian(problem), k)`` by :func:`compare_eigenpairs` (DH fig. 2c, 2d,
+    8). The bias of a layer takes part where it is a variable; parameters of other layers are zero
+    in the vectors.
+
+    Args:
+        problem: a network of fully connected layers.
+        k: how many pairs, at most the number of outputs of all layers.
+        layers: names (None: all linear and convolution layers, which must then be linear).
+
+    >>> model = nn.Linear(1, 2, bias=False).double()
+    >>> with torch.no_grad():
+    ...     _ = model.weight.zero_()
+    >>> problem = Problem(model, (torch.tensor([[2.0]]).double(), torch.tensor([0])))
+    >>> full_hessian_approximation(problem, 1).values  # ½ · 2²
+    tensor([2.0000], dtype=torch.float64)
+    """
+    k = _checks.positive_int("full_hessian_approximation", "k", k)
+    full = full_output_hessian(problem, layers=layers)
+    if k > len(full.matrix):
+        msg = (
+            f"full_hessian_approximation: k must be at most the {len(full.matrix)} outputs of all "
+            f"layers, got {k}"
+        )
+        raise CurvescopeError(msg)
+    sigma, u = torch.linalg.eigh(full.matrix.double())
+    sigma, u = sigma.flip(0)[:k].clamp_min(0), u.flip(1)[:, :k]
+    space = problem.params
+    w = u.new_zeros(space.size, k)
+    pieces = zip(full.names, u.split(list(full.outputs)), full.mean_inputs, strict=True)
+    for name, part, mean in pieces:
+        prefix = f"{name}." if name else ""
+        if f"{prefix}weight" in space.names:
+            outer = part[:, None] * mean.double()[None, :, None]  # [m, n, k]
+            w[space.slice(f"{prefix}weight")] = outer.flatten(0, 1)
+        if f"{prefix}bias" in space.names:
+            w[space.slice(f"{prefix}bias")] = part
+    values = sigma * w.square().sum(0)
+    q, r = torch.linalg.qr(w)
+    basis = q * torch.where(r.diagonal() < 0, -1.0, 1.0)
+    return FullApproximation(*(t.to(problem.dtype) for t in (values, basis, sigma)))

@@ -1,0 +1,287 @@
+"""Spectra with a part knocked out: which part causes which feature (TR sec. 3, 5, 6.1; CC-3).
+
+On the rows ``R`` with ``G = Rᵀ R``, one row ``√w_{icc'} g_{icc'}`` for each term and would-be
+class, the decomposition of :mod:`curvescope.structure.classes` is a resolution of the identity.
+With the orthonormal vectors over rows
+
+    a_{cc'}[i, c'] = √(w_{icc'} / w_{cc'})   for i in class c, else 0
+    b_c = Σ_{c'≠c} √(w_{cc'} / w_c) a_{cc'}
+
+one has ``√w_{cc'} g_{cc'} = Rᵀ a_{cc'}`` and ``√w_c g_c = Rᵀ b_c``, hence
+
+    G_class = Rᵀ P_class R,  G_cross = Rᵀ P_cross R,  G_diagonal = Rᵀ P_diagonal R,
+    G_within = Rᵀ P_within R,    P_class + P_cross + P_diagonal + P_within = I,
+
+where ``P_class`` projects on the ``b_c``, ``P_diagonal`` on the ``a_{cc}``, ``P_cross`` on the rest
+of the ``a_{cc'}`` with ``c' ≠ c``, and ``P_within`` on the complement of all ``a``. Every knockout
+is then a matrix of the size of ``K = R Rᵀ``. With an orthonormal basis ``X`` of ``P``:
+
+    G ⊖ part = Rᵀ (I − P) R             has the spectrum of   (I − P) K (I − P)
+    G ⫽ part = (I − Q Qᵀ) G (I − Q Qᵀ)   has the spectrum of   K − K X (Xᵀ K X)⁺ Xᵀ K,
+
+since the part's range is spanned by ``Rᵀ X`` and ``Q Qᵀ = Rᵀ X (Xᵀ K X)⁺ Xᵀ R``. Neither needs
+anything in parameter space, and a layer needs only its own ``K``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from curvescope import _checks
+from curvescope._checks import CurvescopeError
+from curvescope.linearisation.extended import class_directions
+from curvescope.operators.algebra import knockout
+from curvescope.operators.base import LinearOperator
+from curvescope.operators.gauss_newton import GaussNewton
+from curvescope.operators.gram import GramForm
+from curvescope.operators.hessian import Hessian
+from curvescope.problem import Problem
+from curvescope.spectra.exact import ExactSpectrum, exact_spectrum
+from curvescope.spectra.measure import SpectralMeasure, spectral_measure
+from curvescope.structure.classes import class_structure
+from curvescope.structure.traces import outputs_of
+
+Spectrum = ExactSpectrum | SpectralMeasure
+PARTS = ("global", "class", "cross", "diagonal", "between")
+HOW = ("subtract", "project")
+
+
+@dataclass(frozen=True)
+class ClassDual:
+    """``G`` (or a layer of it) on its rows, with the class structure of the rows.
+
+    ``gram`` is ``K``; ``bases`` holds an orthonormal basis ``[rows, r]`` for each of ``"global"``
+    (the direction of the global mean, inside the class part), ``"class"``, ``"cross"``,
+    ``"diagonal"`` and ``"between"``, which is the last three together.
+    """
+
+    gram: Tensor  # [rows, rows], float64
+    bases: Mapping[str, Tensor]
+    classes: int
+    dimension: int  # parameters
+
+    def spectrum(self) -> ExactSpectrum:
+        """The exact spectrum of ``G``."""
+        return ExactSpectrum.of_gram(self.gram, self.dimension)
+
+    def knocked_out(self, part: str | Sequence[str], how: str = "subtract") -> ExactSpectrum:
+        """The exact spectrum of ``G`` without a part, or without several parts together.
+
+        ``part="within"`` leaves the other three (by subtraction only: what it spans is nearly
+        everything). Cost: the eigenvalues of a matrix of the size of ``gram``.
+        """
+        where = "ClassDual.knocked_out"
+        names = [part] if isinstance(part, str) else list(part)
+        for name in names:
+            _checks.one_of(where, "part", name, (*PARTS, "within"))
+        _checks.one_of(where, "how", how, HOW)
+        if "within" in names:
+            if names != ["within"] or how == "project":
+                msg = (
+                    f"{where}: the within part spans nearly everything; knock it out alone and "
+                    "with how='subtract'"
+                )
+                raise CurvescopeError(msg)
+            X = self.bases["between"]
+            return ExactSpectrum.of_gram(X.T @ self.gram @ X, self.dimension)
+        X = torch.cat([self.bases[name] for name in names], 1)
+        matrix = _subtracted(self.gram, X) if how == "subtract" else _projected(self.gram, X)
+        return ExactSpectrum.of_gram(matrix, self.dimension)
+
+
+def _subtracted(K: Tensor, X: Tensor) -> Tensor:
+    """``(I − X Xᵀ) K (I − X Xᵀ)``."""
+    KX = K @ X
+    half = X @ (KX.T - 0.5 * (X.T @ KX) @ X.T)
+    return K - half - half.T
+
+
+def _projected(K: Tensor, X: Tensor) -> Tensor:
+    """``K − K X (Xᵀ K X)⁺ Xᵀ K``; what is below the rounding of ``Xᵀ K X`` spans nothing."""
+    if X.shape[1] == 0:  # the cross part of two classes
+        return K
+    KX = K @ X
+    inner = X.T @ KX
+    values, vectors = torch.linalg.eigh((inner + inner.T) / 2)
+    eps = torch.finfo(K.dtype).eps
+    kept = values > len(values) * eps * values[-1] + 4 * eps * K.diagonal().max()
+    half = KX @ vectors[:, kept] / values[kept].sqrt()
+    return K - half @ half.T
+
+
+def class_dual(problem: Problem, *, layer: str | None = None) -> ClassDual:
+    """The Gram matrix of ``G`` or of one layer's block, with the class structure of its rows.
+
+    Cost: ``C`` backward passes over the data and the Gram matrix, ``(N·C)²`` numbers; see
+    :class:`curvescope.operators.gram.GramForm`, which also says how large it will be.
+
+    >>> from torch import nn
+    >>> model = nn.Linear(1, 2, bias=False).double()
+    >>> with torch.no_grad():
+    ...     _ = model.weight.zero_()
+    >>> X, y = torch.tensor([[1.0], [3.0], [4.0]]).double(), torch.tensor([0, 0, 1])
+    >>> dual = class_dual(Problem(model, (X, y)))
+    >>> round(float(dual.spectrum().values[-1]), 6)  # Σ x² / 6, in the direction (1, −1)
+    4.333333
+    >>> round(float(dual.knocked_out("within").values[-1]), 6)  # less Σ (x − x̄)² / 6
+    4.0
+    """
+    form = GramForm(problem, class_directions)
+    return dual_of_form(form if layer is None else form.restrict(layer))
+
+
+def dual_of_form(form: GramForm) -> ClassDual:
+    """The same from a form that is at hand (several layers share one pass over labels)."""
+    outputs = list(outputs_of(form))
+    labels = torch.cat([e.labels for e in outputs])
+    log_w = torch.cat([e.log_p for e in outputs])  # up to the common 1/N
+    bases = row_bases(labels, log_w)
+    return ClassDual(form.matrix(), bases, log_w.shape[1], form.source.space.size)
+
+
+def row_bases(labels: Tensor, log_w: Tensor) -> dict[str, Tensor]:
+    """The bases of :class:`ClassDual` for terms with ``labels: [t]`` and ``log w: [t, C]``."""
+    t, C = log_w.shape
+    masked = log_w[:, None].expand(t, C, C)  # [term, c, c']
+    own = torch.nn.functional.one_hot(labels.clamp(min=0), C).bool() & (labels >= 0)[:, None]
+    masked = masked.masked_fill(~own[..., None], -torch.inf)
+    log_cc = torch.logsumexp(masked, 0)  # [c, c']
+    entries = torch.exp(0.5 * (masked - log_cc)).nan_to_num(0.0)
+    a = log_w.new_zeros(t, C, C, C)  # row (term, c') of the vector (c, c')
+    a.diagonal(dim1=1, dim2=3).copy_(entries)
+    a = a.reshape(t * C, C, C)
+    alive = own.any(0)
+    eye = torch.eye(C, dtype=torch.bool, device=log_w.device)
+    others = log_cc.masked_fill(eye, -torch.inf)
+    log_c = torch.logsumexp(others, 1)
+    beta = torch.exp(0.5 * (others - log_c[:, None])).nan_to_num(0.0)  # [c, c']
+    gamma = torch.exp(0.5 * (log_c - torch.logsumexp(log_c, 0)))
+    b = torch.einsum("rcd,cd->rc", a, beta)
+    cross = [
+        a[:, c, ~eye[c]] @ _complement(beta[c, ~eye[c]]) for c in alive.nonzero().flatten().tolist()
+    ]
+    bases = {
+        "global": (b @ gamma)[:, None],
+        "class": b[:, alive],
+        "cross": torch.cat(cross, 1),
+        "diagonal": a.diagonal(dim1=1, dim2=2)[:, alive],
+    }
+    bases["between"] = torch.cat([bases["class"], bases["cross"], bases["diagonal"]], 1)
+    return bases
+
+
+def _complement(v: Tensor) -> Tensor:
+    """``[n, n − 1]``: an orthonormal basis of what is orthogonal to a unit vector."""
+    full: Tensor = torch.linalg.qr(v[:, None], mode="complete").Q
+    return full[:, 1:]
+
+
+# Everything at once -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Knockouts:
+    """The spectrum of ``G`` and of ``G`` without each part, exact or by Lanczos.
+
+    ``without[part, how]`` for the parts ``"class"``, ``"cross"``, ``"diagonal"``, ``"between"``
+    (all three) and both ways, and ``"within"`` by subtraction: the panels of TR fig. 5.
+    """
+
+    classes: int
+    whole: Spectrum
+    without: Mapping[tuple[str, str], Spectrum]
+
+    @property
+    def exact(self) -> bool:
+        """Whether the spectra are exact."""
+        return isinstance(self.whole, ExactSpectrum)
+
+
+def class_knockouts(
+    problem: Problem,
+    *,
+    layer: str | None = None,
+    limit: int = 16384,
+    steps: int = 128,
+    probes: int = 1,
+    generator: torch.Generator | None = None,
+) -> Knockouts:
+    """Spectra of ``G`` without its class, cross-class, diagonal and within part (TR fig. 5).
+
+    Exact through the Gram matrix while it has at most ``limit`` rows (``N·C``); else by Lanczos,
+    ``steps · probes`` products for each spectrum, for which ``generator`` is needed.
+
+    Args:
+        problem: cross-entropy or logistic loss.
+        layer: one layer's block instead of the whole matrix.
+        limit: rows of the Gram matrix up to which it is used.
+        steps: Lanczos steps.
+        probes: Lanczos probes.
+        generator: the source of the probes.
+    """
+    form = GramForm(problem, class_directions)
+    ways = [(part, how) for part in PARTS[1:] for how in HOW] + [("within", "subtract")]
+    if form.size <= limit:
+        dual = dual_of_form(form if layer is None else form.restrict(layer))
+        exact = {way: dual.knocked_out(*way) for way in ways}
+        return Knockouts(dual.classes, dual.spectrum(), exact)
+    if generator is None:
+        msg = (
+            f"class_knockouts(problem): the Gram matrix has {form.size} rows, more than "
+            f"limit={limit}; Lanczos needs a generator, or raise limit"
+        )
+        raise CurvescopeError(msg)
+    structure = class_structure(problem if layer is None else problem.restrict(layer))
+    G = structure.operator
+
+    def measured(A: LinearOperator) -> SpectralMeasure:
+        return spectral_measure(A, steps=steps, probes=probes, generator=generator)
+
+    without: dict[tuple[str, str], Spectrum] = {}
+    for part, how in ways:
+        if part == "within":
+            without[part, how] = exact_spectrum(structure.between_part)
+        else:
+            without[part, how] = measured(knockout(G, getattr(structure, f"{part}_part"), how))
+    return Knockouts(structure.classes, measured(G), without)
+
+
+@dataclass(frozen=True)
+class HessianSplit:
+    """The spectra of ``H = G + E`` and of its two components (TR 5.1, 5.2, fig. 4)."""
+
+    hessian: Spectrum
+    gauss_newton: Spectrum
+    residual: Spectrum
+
+
+def hessian_split(
+    problem: Problem,
+    *,
+    generator: torch.Generator,
+    limit: int = 2048,
+    steps: int = 128,
+    probes: int = 1,
+    deflate: int = 0,
+) -> HessianSplit:
+    """Spectra of the Hessian, of ``G`` and of ``E = H − G``: who makes outliers, who the bulk.
+
+    Up to ``limit`` parameters they are exact; beyond, ``G`` is exact while its Gram matrix has at
+    most ``limit`` rows, and the others come from Lanczos, ``steps · probes`` products each.
+    ``deflate`` eigenpairs are taken out of ``H`` (and of ``G``) first, as TR does with ``C``.
+    """
+    H, G = Hessian(problem), GaussNewton(problem)
+
+    def spectrum(A: LinearOperator, take_out: int) -> Spectrum:
+        dual = A.dual()
+        if min(A.shape[0], A.shape[0] if dual is None else dual.size) <= limit:
+            return exact_spectrum(A, limit=limit)
+        return spectral_measure(
+            A, steps=steps, probes=probes, deflate=take_out, generator=generator
+        )
+
+    return HessianSplit(spectrum(H, deflate), spectrum(G, deflate), spectrum(H - G, 0))

@@ -1,0 +1,112 @@
+"""Top eigenpairs of a layer's block, from the smaller of its two forms.
+
+The block is ``A = Rᵀ R`` with a row of ``R`` for each sample and output direction. Where there are
+fewer rows than weights, the search runs on ``R Rᵀ``, whose vectors are shorter by as much: a Krylov
+method then spends its time on products and not on keeping long vectors orthogonal.
+
+With ``R Rᵀ u = θ u + ρ`` the vector ``v = Rᵀ u / √θ`` has the residual ``A v − θ v = Rᵀ ρ / √θ``.
+``‖Rᵀ ρ‖`` could be as large as ``√θ_1 ‖ρ‖``, but ``ρ`` is what the search has not looked into yet
+and nearly orthogonal to large eigenvectors. The residuals of all pairs are multiples of one and the
+same direction, so two of them tell ``‖Rᵀ ρ‖`` for all; where they do not, all are computed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from curvescope import _checks
+from curvescope.operators.base import LinearOperator
+from curvescope.operators.curvature import Curvature
+from curvescope.spectra.control import Status
+from curvescope.spectra.eigenpairs import EigenPairs, eigenpairs
+
+PARALLEL = 0.9  # the cosine above which two residuals count as one direction
+
+
+class _RowGram(LinearOperator):
+    """``R Rᵀ``."""
+
+    def __init__(self, root: LinearOperator) -> None:
+        size = root.shape[0]
+        super().__init__((size, size), dtype=root.dtype, device=root.device, psd=True)
+        self._root = root
+
+    def _matmat(self, X: Tensor) -> Tensor:
+        return self._root._matmat(self._root._rmatmat(X))
+
+
+def layer_eigenpairs(
+    block: Curvature, k: int, *, generator: torch.Generator, tol: float = 1e-5
+) -> EigenPairs:
+    """The ``k`` largest eigenpairs of a layer's block to ``‖A v − θ v‖ ≤ tol · θ``.
+
+    A block with a closed form and fewer rows (samples times output directions) than half of its
+    parameters is searched through its rows; every other one by :func:`curvescope.eigenpairs`
+    itself, which gives the same pairs.
+
+    Cost: products as counted, and half a product for each pair.
+
+    Args:
+        block: ``H.block("fc1")`` or ``H.block("fc1.weight")``.
+        k: how many pairs.
+        generator: the source of the start vector.
+        tol: the residual relative to each eigenvalue.
+
+    >>> from torch import nn
+    >>> from curvescope.operators.hessian import Hessian
+    >>> from curvescope.problem import Problem
+    >>> X, y = torch.tensor([[3.0, 0, 0, 4.0, 0, 0, 0, 0]]).double(), torch.zeros(1, 1).double()
+    >>> block = Hessian(Problem(nn.Linear(8, 1).double(), (X, y), "mse")).block("weight")
+    >>> pairs = layer_eigenpairs(block, 1, generator=torch.Generator().manual_seed(0))
+    >>> round(float(pairs.values), 6), pairs.converged  # 2 ‖x‖²
+    (50.0, True)
+    """
+    where = f"layer_eigenpairs({block}, {k})"
+    k = _checks.positive_int(where, "k", k)
+    tol = _checks.finite_float(where, "tol", tol, minimum=0.0)
+    root = block.root()
+    if root is None or not k <= root.shape[0] <= block.shape[0] // 2:
+        return eigenpairs(block, k, tol=tol, relative="value", generator=generator)
+    products, inner = 0, tol
+    for last in (False, True):
+        found = eigenpairs(_RowGram(root), k, tol=inner, relative="value", generator=generator)
+        theta = found.values.clamp_min(torch.finfo(root.dtype).tiny)
+        stretch, spent = _stretch(root, found)
+        products += found.products + spent
+        residuals = found.residuals * stretch / theta.sqrt()
+        excess = float((residuals / (tol * theta)).max()) if tol else 0.0
+        if last or excess <= 1.0 or not found.converged:
+            break
+        inner = tol / (2 * excess)
+    passed = bool((residuals <= tol * theta).all())
+    return replace(
+        found,
+        vectors=root._rmatmat(found.vectors) / theta.sqrt(),
+        residuals=residuals,
+        tolerance=tol * theta,
+        converged=found.converged and passed,
+        products=products,
+        status=found.status if passed or not found.converged else Status.PRECISION,
+    )
+
+
+def _stretch(root: LinearOperator, found: EigenPairs) -> tuple[Tensor, int]:
+    """``‖Rᵀ ρ‖ / ‖ρ‖`` of the residuals of all pairs, and the products that it took."""
+    gram = _RowGram(root)
+
+    def residuals(index: list[int]) -> Tensor:
+        u = found.vectors[:, index]
+        rho = gram._matmat(u) - u * found.values[index]
+        return rho / torch.linalg.vector_norm(rho, dim=0).clamp_min(torch.finfo(rho.dtype).tiny)
+
+    worst = found.residuals.argsort(descending=True)[:2].tolist()
+    units = residuals(worst)
+    spent = 2 * len(worst)
+    if len(worst) == 2 and abs(float(units[:, 0] @ units[:, 1])) < PARALLEL:
+        everything = list(range(len(found.values)))
+        units, spent = residuals(everything), spent + 2 * len(everything)
+        return torch.linalg.vector_norm(root._rmatmat(units), dim=0), spent
+    return torch.linalg.vector_norm(root._rmatmat(units), dim=0).amax(), spent

@@ -1,0 +1,254 @@
+"""Features, back-propagated errors and weights of every layer, with their class parts (CC-4).
+
+For a layer with input ``h`` (TR's ``h^{l−1}``) and back-propagated errors
+``δ_{icc'} = ∂ℓ(z, y_c')/∂y`` at its output, TR sec. 7.4 and 7.7 decompose two second moments,
+
+    H = Ave h hᵀ = H_class + H_within,         H_class = Σ_c (n_c/N) h_c h_cᵀ
+    Δ = Σ w_{icc'} δ δᵀ = Δ_class + Δ_cross + Δ_within + Δ_{c=c'}
+
+the second exactly like ``G`` (:mod:`curvescope.structure.classes`; TR's extra factor in 7.7 and its
+``δ_c'`` in the cross part are misprints). For the weights, TR 7.13 compares ``W`` with
+``W_class = −(1/η) Σ_c (n_c/N) δ̄_cc h_cᵀ``, what the stationary point under weight decay ``η`` would
+be if features did not vary within a class; knockouts by projection do not depend on ``η``.
+
+A layer that acts at ``T`` positions (a convolution, with unfolded inputs, or along a sequence) has
+its features averaged over positions and its errors summed, so that ``Δ ⊗ H`` is its KFAC matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from curvescope._checks import CurvescopeError
+from curvescope.linearisation import samples
+from curvescope.linearisation.extended import Extended, extended
+from curvescope.linearisation.layers import linear_layers, record_layers
+from curvescope.linearisation.precision import full_precision
+from curvescope.problem import Problem
+from curvescope.structure.moments import LayerMoments
+
+_CHUNK = 256 << 20  # bytes of inputs and errors recorded at a time
+_EPS = torch.finfo(torch.float64).eps
+
+
+@dataclass(frozen=True)
+class MomentStatistics:
+    """The spectrum of a second moment beside those of its class parts; all descending, float64.
+
+    ``total`` against ``without_class`` is the scatter of TR fig. 7 and 9a, ``without_class``
+    against ``without_cross`` that of fig. 9b; ``total``, ``class_`` and ``class_and_cross`` are the
+    scree plots of fig. 8 and 10. A part has at most as many eigenvalues as it has vectors.
+    """
+
+    total: Tensor  # [d]
+    class_: Tensor  # [≤ C]
+    class_and_cross: Tensor  # [≤ C²]; for features the class part again
+    diagonal: Tensor  # [≤ C]; empty for features
+    within: Tensor  # [d]
+    without_class: Tensor  # [d], class means projected out
+    without_cross: Tensor  # [d], class and cross-class means projected out
+    global_: float  # of the second moment of the global mean, which causes the top outlier
+
+    @property
+    def whiskers(self) -> tuple[float, float]:
+        """The second largest and the smallest eigenvalue of the class part (TR fig. 8, 10).
+
+        The smallest is that above rounding: class means of errors may be linearly dependent.
+        """
+        alive = self.class_[self.class_ > len(self.total) * _EPS * self.class_[:1]]
+        return (float(alive[:2][-1]), float(alive[-1])) if len(alive) else (0.0, 0.0)
+
+    @property
+    def whitening(self) -> float:
+        """The ratio of the whiskers: 1 when all class means but the global one weigh the same."""
+        high, low = self.whiskers
+        return high / low if low > 0 else float("nan")
+
+    @property
+    def separation(self) -> float:
+        """The mean eigenvalue of the class part over the largest once class means are gone."""
+        edge = float(self.without_class[0])
+        return float(self.class_.mean()) / edge if edge > 0 else float("inf")
+
+    @property
+    def outliers(self) -> int:
+        """Eigenvalues above all that is left once the class means are projected out."""
+        return int((self.total > (1 + 1e-6) * self.without_class[0]).sum())
+
+
+@dataclass(frozen=True)
+class WeightStatistics:
+    """Singular values of ``W``, of ``η W_class`` and of ``W`` without it (TR 7.13, fig. 13)."""
+
+    total: Tensor
+    class_: Tensor
+    without_class: Tensor
+
+
+@dataclass(frozen=True)
+class LayerStatistics:
+    """One layer: what comes in, what comes back, and what it holds."""
+
+    name: str
+    classes: int
+    features: MomentStatistics
+    errors: MomentStatistics
+    weights: WeightStatistics
+
+
+def layer_statistics(
+    problem: Problem, *, layers: str | Iterable[str] | None = None
+) -> dict[str, LayerStatistics]:
+    """Spectra of features, back-propagated errors and weights with their class parts (TR sec. 7).
+
+    Cost: one forward pass and ``C`` backward passes without parameter gradients over the data, and
+    some eigendecompositions for each layer, ``O(n³ + m³)``. Memory: ``n² + m²`` float64 numbers a
+    layer, and the inputs and errors of a few samples.
+
+    Args:
+        problem: cross-entropy with one label a sample, or the logistic loss.
+        layers: names of linear or convolution layers (None: all among the variables).
+
+    Raises:
+        CurvescopeError: another loss or kind of layer; labels at several positions of a sample.
+
+    >>> from torch import nn
+    >>> model = nn.Linear(2, 2, bias=False).double()
+    >>> X = torch.tensor([[3.0, 1.0], [3.0, -1.0], [-3.0, 1.0], [-3.0, -1.0]]).double()
+    >>> found = layer_statistics(Problem(model, (X, torch.tensor([0, 0, 1, 1]))))[""]
+    >>> found.features.total, found.features.without_class  # means ±3, scatter ±1
+    (tensor([9., 1.], dtype=torch.float64), tensor([1., 0.], dtype=torch.float64))
+    >>> found.features.outliers, found.features.global_
+    (1, 0.0)
+    """
+    modules = dict(problem.model.named_modules(remove_duplicate=False))
+    found = {}
+    for name, own in layer_moments(problem, layers=layers).items():
+        weight: Any = modules[name].weight
+        W = weight.detach().double().flatten(1)
+        found[name] = LayerStatistics(
+            name, own.classes, _features(own), _errors(own), _weights(W, own.weight_class())
+        )
+    return found
+
+
+def layer_moments(
+    problem: Problem, *, layers: str | Iterable[str] | None = None
+) -> dict[str, LayerMoments]:
+    """The moments behind :func:`layer_statistics`, as matrices: one pass over the data."""
+    problem.check_unchanged()
+    names = linear_layers(problem, layers)
+    moments: dict[str, LayerMoments] = {}
+    current: list[Extended] = []
+
+    def directions(z: Tensor, target: Any) -> Tensor:
+        e = extended(problem.loss, z, target, "layer_statistics(problem)")
+        if len(e.labels) != len(z):
+            msg = (
+                "layer_statistics(problem): needs one label for each sample, got an output "
+                f"{list(z.shape)} with {len(e.labels) // len(z)} labels a sample"
+            )
+            raise CurvescopeError(msg)
+        current[:] = [e]
+        return e.directions.reshape(len(z), e.classes, *z.shape[1:])
+
+    size = 0
+    for batch in problem.batches():
+        with full_precision(problem.device):
+            if not size:
+                first = next(samples.pieces(problem, batch, 1))
+                records = record_layers(problem, first, names, directions)
+                each = sum(r.inputs.nbytes + r.errors.nbytes for r in records.values())
+                size = max(1, _CHUNK // each)
+            for piece in samples.pieces(problem, batch, size):
+                records = record_layers(problem, piece, names, directions)
+                for name, record in records.items():
+                    own = moments.setdefault(name, LayerMoments(record, current[0].classes))
+                    own.add(record, current[0])
+    return moments
+
+
+# Statistics from moments ------------------------------------------------------------------------
+
+
+def _features(moments: LayerMoments) -> MomentStatistics:
+    shares, means = moments.class_shares, moments.feature_means
+    rows = shares.sqrt()[:, None] * means
+    none = rows[:0]
+    centre = shares @ means
+    return _statistics(moments.second_features, rows, none, none, float(centre.square().sum()))
+
+
+def _errors(moments: LayerMoments) -> MomentStatistics:
+    """The rows ``√w_c δ_c``, ``√w_{cc'} (δ_{cc'} − δ_c)`` and ``√w_{cc} δ_{cc}``."""
+    logs, means, C = moments.log_weights, moments.error_means, moments.classes
+    eye = torch.eye(C, dtype=torch.bool, device=means.device)
+    others = logs.masked_fill(eye, -torch.inf)
+    log_c = torch.logsumexp(others, 1)
+    shares = torch.softmax(others, 1).nan_to_num(0.0)
+    class_means = torch.einsum("cd,cdm->cm", shares, means)
+    deviations = (means - class_means[:, None])[~eye]
+    centre = torch.softmax(log_c, 0) @ class_means
+    return _statistics(
+        moments.second_errors,
+        torch.exp(0.5 * log_c)[:, None] * class_means,
+        torch.exp(0.5 * logs[~eye])[:, None] * deviations,
+        torch.exp(0.5 * logs.diagonal())[:, None] * means.diagonal(dim1=0, dim2=1).T,
+        float(log_c.exp().sum() * centre.square().sum()),
+    )
+
+
+def _statistics(
+    total: Tensor, class_: Tensor, cross: Tensor, diagonal: Tensor, centre: float
+) -> MomentStatistics:
+    """Spectra of ``total`` and of its parts ``Σ r rᵀ``, each given by rows ``r``."""
+    both = torch.cat([class_, cross])
+    between = torch.cat([both, diagonal])
+    return MomentStatistics(
+        total=_spectrum(total),
+        class_=_of_rows(class_),
+        class_and_cross=_of_rows(both),
+        diagonal=_of_rows(diagonal),
+        within=_spectrum(total - between.T @ between),
+        without_class=_spectrum(_without(total, class_)),
+        without_cross=_spectrum(_without(total, both)),
+        global_=centre,
+    )
+
+
+def _spectrum(matrix: Tensor) -> Tensor:
+    """Eigenvalues of a positive semi-definite matrix, descending; rounding below 0 is 0."""
+    values: Tensor = torch.linalg.eigvalsh((matrix + matrix.T) / 2)
+    return values.flip(0).clamp(min=0).cpu()
+
+
+def _of_rows(rows: Tensor) -> Tensor:
+    values: Tensor = torch.linalg.svdvals(rows)
+    return values.square().cpu()
+
+
+def _span(rows: Tensor) -> Tensor:
+    """An orthonormal basis of the span of rows: ``[d, r]``."""
+    _, s, vh = torch.linalg.svd(rows, full_matrices=False)
+    return vh[s > max(rows.shape) * _EPS * s[:1]].T
+
+
+def _without(total: Tensor, rows: Tensor) -> Tensor:
+    """``total ⫽ Σ r rᵀ`` (TR def. 3.2)."""
+    Q = _span(rows)
+    left = total - Q @ (Q.T @ total)
+    return left - (left @ Q) @ Q.T
+
+
+def _weights(W: Tensor, class_: Tensor) -> WeightStatistics:
+    """TR def. 3.2 for a rectangular matrix: both singular spaces of ``W_class`` are removed."""
+    left, right = _span(class_.T), _span(class_)
+    rest = W - left @ (left.T @ W)
+    rest = rest - (rest @ right) @ right.T
+    values = (torch.linalg.svdvals(M).cpu() for M in (W, class_, rest))
+    return WeightStatistics(*values)

@@ -1,0 +1,241 @@
+"""Outliers counted and attributed: how many, and which part of ``G`` makes each (TR 1.6; CC-7).
+
+**What is an outlier.** The bulk is what is left of ``G`` when the span of all ``C²`` cross-class
+means is projected out; its edge is the largest eigenvalue of ``G ⫽ (class + cross + diagonal)``. An
+eigenvalue of ``G`` above that edge is an outlier. By interlacing there are at most ``C²`` of them.
+For a matrix without such parts :func:`widest_gap` offers a rule that looks at the values alone.
+
+**Who makes it.** For a unit eigenvector ``v`` with ``G v = λ v`` the parts of ``G`` share ``λ``:
+
+    λ = vᵀ G_global v + vᵀ G_class' v + vᵀ G_cross v + vᵀ G_diagonal v + vᵀ G_within v,
+
+with the class part split once more into the global mean (rank 1) and the deviations from it (rank
+``C − 1``). No summand is negative, so that the shares are a decomposition, not a projection. The
+knockouts count the same thing by removal: how many outliers are gone without each part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from curvescope import _checks
+from curvescope._checks import CurvescopeError
+from curvescope.linearisation.extended import class_directions
+from curvescope.operators.algebra import knockout
+from curvescope.operators.gram import GramForm
+from curvescope.operators.simple import LowRank
+from curvescope.problem import Problem
+from curvescope.spectra.eigenpairs import eigenpairs
+from curvescope.structure.classes import ClassStructure, class_structure
+from curvescope.structure.knockouts import HOW, ClassDual, dual_of_form
+
+SHARES = ("global", "class", "cross", "diagonal", "within")
+_MARGIN = 1e-6  # by which a value has to exceed the edge, so that rounding makes no outlier
+# What is knocked out, one after the other; each adds one group to those before.
+_CHAIN = (("global",), ("class",), ("class", "cross"), ("class", "cross", "diagonal"))
+
+
+@dataclass(frozen=True)
+class Group:
+    """One line of the attribution table.
+
+    ``expected`` is TR's number of outliers of this kind (1, C − 1, C(C − 1); the cross part has the
+    rank C(C − 2)). ``outliers`` counts those whose largest share is this part's. ``subtracted`` and
+    ``projected`` count those that disappear when it is knocked out, after the groups above it.
+    """
+
+    name: str
+    expected: int
+    outliers: int
+    subtracted: int
+    projected: int
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """The largest eigenvalues of ``G``, the edge of its bulk, and what each is made of."""
+
+    classes: int
+    edge: float
+    values: Tensor  # [k], descending, float64
+    shares: Tensor  # [k, 5], in the order of SHARES; each row sums to 1
+    groups: tuple[Group, ...]  # global, class, cross, diagonal, within
+    exact: bool
+
+    @property
+    def outliers(self) -> int:
+        """How many eigenvalues lie above the edge."""
+        return int((self.values > self.edge).sum())
+
+    @property
+    def maker(self) -> tuple[str, ...]:
+        """For each of ``values`` the part with the largest share."""
+        return tuple(SHARES[i] for i in self.shares.argmax(1).tolist())
+
+
+def attribute_outliers(
+    problem: Problem,
+    *,
+    layer: str | None = None,
+    limit: int = 16384,
+    generator: torch.Generator | None = None,
+) -> Attribution:
+    """Count the outliers of ``G`` and say which part makes each (CC-7).
+
+    Exact through the Gram matrix while it has at most ``limit`` rows (``N·C``): its eigenvectors
+    and the eigenvalues of eight knockouts. Beyond that the outliers are found by ``eigenpairs``,
+    with the same rule; ``generator`` is then needed.
+
+    Args:
+        problem: cross-entropy or logistic loss.
+        layer: one layer's block instead of the whole matrix.
+        limit: rows of the Gram matrix up to which it is used.
+        generator: the source of the start vectors of the search.
+
+    >>> from torch import nn
+    >>> model = nn.Linear(2, 2, bias=False).double()
+    >>> with torch.no_grad():
+    ...     _ = model.weight.copy_(0.5 * torch.eye(2))
+    >>> X = torch.tensor([[9.0, 0.1], [9.0, -0.1], [0.1, 5.0], [-0.1, 5.0]]).double()
+    >>> found = attribute_outliers(Problem(model, (X, torch.tensor([0, 0, 1, 1]))))
+    >>> found.outliers, found.maker[:2]  # the means of the two classes; their scatter is the bulk
+    (2, ('global', 'class'))
+    """
+    form = GramForm(problem, class_directions)
+    if form.size <= limit:
+        return _exactly(dual_of_form(form if layer is None else form.restrict(layer)))
+    if generator is None:
+        msg = (
+            f"attribute_outliers(problem): the Gram matrix has {form.size} rows, more than "
+            f"limit={limit}; the search needs a generator, or raise limit"
+        )
+        raise CurvescopeError(msg)
+    structure = class_structure(problem if layer is None else problem.restrict(layer))
+    return _by_search(structure, generator)
+
+
+def _exactly(dual: ClassDual) -> Attribution:
+    values, vectors = torch.linalg.eigh(dual.gram)
+    values, vectors = values.flip(0).cpu(), vectors.flip(1)
+    part = {n: (X.T @ vectors).square().sum(0).cpu() for n, X in dual.bases.items()}
+    part["class"] = (part["class"] - part["global"]).clamp(min=0)
+    part["within"] = (1 - part["between"]).clamp(min=0)
+    shares = torch.stack([part[n] for n in SHARES], 1)
+    left = {how: [dual.knocked_out(chain, how).values for chain in _CHAIN] for how in HOW}
+    edge = _edge(float(left["project"][-1][-1]), float(values[0]), torch.float64)
+    counts = {how: [int((v > edge).sum()) for v in left[how]] for how in HOW}
+    return _table(dual.classes, edge, values, shares, counts, exact=True)
+
+
+def _edge(left: float, largest: float, dtype: torch.dtype) -> float:
+    """The largest eigenvalue that is left, but no less than rounding where nothing is left."""
+    return max(left * (1 + _MARGIN), 1000 * torch.finfo(dtype).eps * largest)
+
+
+def _by_search(structure: ClassStructure, generator: torch.Generator) -> Attribution:
+    G, C = structure.operator, structure.classes
+    chain = [_joined(structure, names) for names in _CHAIN]
+    top = eigenpairs(knockout(G, chain[-1], "project"), 1, generator=generator)
+    most = min(C * C, G.shape[0] - 1)
+    k = min(2 * C, most)
+    pairs = eigenpairs(G, k + 1, generator=generator)
+    edge = _edge(float(top.values[0]), float(pairs.values[0]), G.dtype)
+    while k < most and float(pairs.values[-1]) > edge:
+        k = min(2 * k, most)
+        pairs = eigenpairs(G, k + 1, generator=generator)
+    found = int((pairs.values > edge).sum())
+
+    def above(how: str) -> list[int]:
+        counts, at_most = [], found
+        for part in chain:
+            if at_most:
+                left = eigenpairs(knockout(G, part, how), at_most, generator=generator)
+                at_most = int((left.values > edge).sum())
+            counts.append(at_most)
+        return counts
+
+    shares = _shares(structure, pairs.values, pairs.vectors)
+    counts = {how: above(how) for how in HOW}
+    values = pairs.values.double().cpu()
+    return _table(C, edge, values, shares, counts, exact=False)
+
+
+def _joined(structure: ClassStructure, names: tuple[str, ...]) -> LowRank:
+    """Several parts as one low-rank matrix."""
+    parts = [
+        _global(structure) if n == "global" else getattr(structure, f"{n}_part") for n in names
+    ]
+    return LowRank(torch.cat([p.left for p in parts], 1), torch.cat([p.scales for p in parts]))
+
+
+def _global(structure: ClassStructure) -> LowRank:
+    weight = structure.class_weights.sum().to(structure.means)
+    return LowRank(structure.global_mean[:, None], weight[None])
+
+
+def _shares(structure: ClassStructure, values: Tensor, vectors: Tensor) -> Tensor:
+    """``vᵀ G_part v / λ`` from the low-rank parts; what they leave is the within part's."""
+
+    def share(part: LowRank) -> Tensor:
+        return (part.scales[:, None] * (part.left.T @ vectors).square()).sum(0) / values
+
+    first, whole = share(_global(structure)), share(structure.class_part)
+    cross, diagonal = share(structure.cross_part), share(structure.diagonal_part)
+    within = 1 - whole - cross - diagonal
+    rows = torch.stack([first, whole - first, cross, diagonal, within], 1)
+    return rows.double().cpu().clamp(min=0)
+
+
+def _table(
+    C: int,
+    edge: float,
+    values: Tensor,
+    shares: Tensor,
+    counts: dict[str, list[int]],
+    *,
+    exact: bool,
+) -> Attribution:
+    outliers = int((values > edge).sum())
+    makers = shares[:outliers].argmax(1).tolist()
+    expected = (1, C - 1, C * (C - 1), 0, 0)
+    gone: dict[str, list[int]] = {}
+    for how, left in counts.items():
+        steps = [outliers, *left]
+        # what even the last knockout leaves belongs to the within part
+        gone[how] = [a - b for a, b in zip(steps, left, strict=False)] + [left[-1]]
+    groups = tuple(
+        Group(name, expected[i], makers.count(i), gone["subtract"][i], gone["project"][i])
+        for i, name in enumerate(SHARES)
+    )
+    return Attribution(C, edge, values, shares, groups, exact)
+
+
+@dataclass(frozen=True)
+class Gap:
+    """``count`` values stand apart from the rest; the first left behind is smaller by ``ratio``."""
+
+    count: int
+    edge: float
+    ratio: float
+
+
+def widest_gap(values: Tensor, *, most: int) -> Gap:
+    """The widest gap on a logarithmic axis among the ``most`` largest values.
+
+    A rule for spectra without a class decomposition (the Hessian, features, weights): the outliers
+    are the values above ``max_k λ_k / λ_{k+1}``, ``k ≤ most``. ``ratio`` says how wide the gap is,
+    and near 1 that there is none to speak of. Values that are not positive count as the bulk.
+
+    >>> widest_gap(torch.tensor([100.0, 90.0, 5.0, 4.0, 3.0]), most=3)
+    Gap(count=2, edge=5.0, ratio=18.0)
+    """
+    most = _checks.positive_int("widest_gap", "most", most)
+    positive = values[values > 0].double().sort(descending=True).values
+    if len(positive) < 2:
+        return Gap(len(positive), 0.0, float("inf") if len(positive) else 1.0)
+    ratios = positive[:-1] / positive[1:]
+    k = int(ratios[:most].argmax())
+    return Gap(k + 1, float(positive[k + 1]), float(ratios[k]))

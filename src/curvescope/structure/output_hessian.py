@@ -1,0 +1,218 @@
+"""What the output Hessian ``E[M]`` of a layer should look like (KR-6; DH 4.4, F.1, App. H).
+
+For a ReLU network at random initialisation each gate is open half of the time, which leaves of
+``M = Gᵀ A G`` on average ``4^{−(L−p)} Sᵀ A S`` with the product ``S`` of the later weights. ``A``
+has the all-one vector in its null space, so the top eigenspace has ``c − 1`` dimensions and is
+spanned by the differences of rows of ``S``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from curvescope import _checks
+from curvescope._checks import CurvescopeError
+from curvescope._random import gaussian
+from curvescope.linearisation.layers import linear_layers
+from curvescope.operators.base import LinearOperator
+from curvescope.problem.problem import Problem
+from curvescope.spectra.eigenpairs import eigenpairs
+from curvescope.structure.factors import KroneckerFactors
+from curvescope.structure.overlap import overlap
+
+
+def _later_product(later: Sequence[Tensor], classes: int) -> Tensor:
+    """``S = W^(L) ⋯ W^(p+1): [c, m]`` from the weights after a layer, the next one first."""
+    S = None
+    for W in reversed(later):
+        if W.ndim != 2 or (S is not None and S.shape[1] != W.shape[0]):
+            shapes = " · ".join(str(list(w.shape)) for w in reversed(later))
+            msg = f"_later_product(later): the weights must chain as matrices, got {shapes}"
+            raise CurvescopeError(msg)
+        S = W if S is None else S @ W
+    if S is None:
+        return torch.eye(classes, dtype=torch.float64)
+    if S.shape[0] != classes:
+        msg = f"_later_product(later): the last weight needs {classes} rows, got {S.shape[0]}"
+        raise CurvescopeError(msg)
+    return S.double()
+
+
+def class_subspace(later: Sequence[Tensor], classes: int) -> Tensor:
+    """An orthonormal basis of ``R(S) ∖ {S·1}``: the vectors ``Sᵀ a`` with ``a ⊥ 1`` (DH thm 4.1).
+
+    This is exactly the range of ``Sᵀ A S`` for an ``A`` whose null space is the all-one vector.
+
+    Args:
+        later: the weights after the layer, the next one first; none for the last layer.
+        classes: ``c``.
+
+    Returns:
+        ``[m, r]`` in float64, ``r = c − 1`` unless the layer is narrower.
+
+    >>> class_subspace([torch.tensor([[1.0, 0.0], [0.0, 1.0]])], 2).abs()
+    tensor([[0.7071],
+            [0.7071]], dtype=torch.float64)
+    """
+    classes = _checks.positive_int("class_subspace", "classes", classes, minimum=2)
+    S = _later_product(later, classes)
+    centred = S - S.mean(0)  # rows Sᵀ(e_i − 1/c) span Sᵀ a for a ⊥ 1
+    u, s, _ = torch.linalg.svd(centred.T, full_matrices=False)
+    rank = int((s > len(s) * torch.finfo(s.dtype).eps * s[0]).sum())
+    return u[:, : min(rank, classes - 1)]
+
+
+def closed_output_hessian(later: Sequence[Tensor], mean_hessian: Tensor) -> Tensor:
+    """``M̃ = 4^{−(L−p)} Sᵀ A S`` (DH eq. 56), ``A`` the mean output Hessian of the last layer.
+
+    >>> closed_output_hessian([torch.eye(2)], torch.eye(2))[0, 0]
+    tensor(0.2500, dtype=torch.float64)
+    """
+    S = _later_product(later, mean_hessian.shape[0]).to(mean_hessian.device)
+    return S.T @ mean_hessian.double() @ S / 4.0 ** len(later)
+
+
+@dataclass(frozen=True)
+class OutputTheory:
+    """The output Hessian of one layer beside its closed form.
+
+    ``overlap`` is that of its top ``dimension`` eigenspace with ``R(S) ∖ {S·1}`` (DH table 10),
+    ``eigenvalues`` and ``predicted`` are those of ``E[M]`` and of eq. 56, largest first.
+    """
+
+    name: str
+    dimension: int
+    overlap: float
+    eigenvalues: Tensor
+    predicted: Tensor
+
+
+def output_hessian_theory(
+    problem: Problem, factors: Mapping[str, KroneckerFactors]
+) -> dict[str, OutputTheory]:
+    """Table 10 and eq. 56 for the fully connected layers at the end of a network.
+
+    A layer takes part when all layers after it are linear and fit together as matrices (in LeNet5:
+    fc1, fc2, fc3); layers are taken in the order of the model's modules.
+
+    Args:
+        problem: the one that the factors come from; only its weights are read.
+        factors: ``kronecker_factors(problem)``, which must include the last layer.
+
+    Raises:
+        CurvescopeError: when the last layer is missing, or no layer qualifies.
+
+    >>> from curvescope.structure.factors import kronecker_factors
+    >>> problem = Problem(nn.Linear(2, 3), (torch.randn(5, 2), torch.tensor([0, 1, 2, 0, 1])))
+    >>> theory = output_hessian_theory(problem, kronecker_factors(problem))[""]
+    >>> theory.dimension, round(theory.overlap, 4)  # the last layer: all but the vector 1
+    (2, 1.0)
+    """
+    order = [name for name in linear_layers(problem) if name in factors]
+    last = linear_layers(problem)[-1]
+    if last not in factors:
+        msg = f"output_hessian_theory(factors): the last layer {last!r} must be among them"
+        raise CurvescopeError(msg)
+    A = factors[last].output_hessian
+    classes = A.shape[0]
+    found: dict[str, OutputTheory] = {}
+    later: list[Tensor] = []
+    for name in reversed(linear_layers(problem)):
+        module = problem.model.get_submodule(name)
+        if not isinstance(module, nn.Linear):
+            break
+        if later and later[0].shape[1] != module.weight.shape[0]:
+            break
+        if name in order:
+            found[name] = _theory(name, factors[name].output_hessian.double().cpu(), later, A.cpu())
+        later.insert(0, module.weight.detach().cpu())
+    if not found or classes < 2:
+        msg = "output_hessian_theory(problem): needs a linear last layer with at least two outputs"
+        raise CurvescopeError(msg)
+    return {name: found[name] for name in order if name in found}
+
+
+def _theory(name: str, M: Tensor, later: list[Tensor], A: Tensor) -> OutputTheory:
+    subspace = class_subspace(later, A.shape[0])
+    values, vectors = torch.linalg.eigh(M)
+    r = subspace.shape[1]
+    predicted = torch.linalg.eigvalsh(closed_output_hessian(later, A)).flip(0)
+    share = overlap(vectors.flip(1)[:, :r].contiguous(), subspace)[-1]
+    return OutputTheory(name, r, float(share), values.flip(0), predicted)
+
+
+# The random two-layer network of Theorem H.1 ------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RandomNetwork:
+    """One random network: ``ratio = λ_c / λ_{c−1}`` of ``M`` and the overlap of eq. 69."""
+
+    width: int
+    ratio: float
+    overlap: float
+    eigenvalues: Tensor  # [c], largest first
+
+
+class _TwoLayer(LinearOperator):
+    """``(1/N) Σ_i D_i Wᵀ A_i W D_i`` (DH eq. 67) without forming it."""
+
+    def __init__(self, gates: Tensor, W: Tensor, p: Tensor) -> None:
+        n = W.shape[1]
+        super().__init__((n, n), dtype=W.dtype, device=W.device, psd=True)
+        self._gates, self._W, self._p = gates, W, p
+
+    def _matmat(self, X: Tensor) -> Tensor:
+        columns = []
+        for v in X.T:
+            t = self._gates @ (self._W * v).T  # W D v of every sample, [N, c]
+            pt = self._p * t
+            At = pt - self._p * pt.sum(1, keepdim=True)
+            columns.append(((self._gates.T @ At).T * self._W).sum(0))
+        return torch.stack(columns, 1) / len(self._gates)
+
+
+def random_two_layer(
+    width: int, *, inputs: int, classes: int, samples: int, generator: torch.Generator
+) -> RandomNetwork:
+    """Theorem H.1 on one random two-layer ReLU network with Gaussian inputs.
+
+    Both weights are Gaussian with rows of norm 1. As the width grows, ``λ_c / λ_{c−1}`` of the
+    first layer's output Hessian ``M = E[D Wᵀ A W D]`` tends to 0, and its top ``c − 1`` eigenspace
+    to ``R(W) ∖ {W·1}``. The mean over inputs is one over ``samples``; memory ``samples · width``.
+
+    Args:
+        width: ``n``, the number of hidden neurons.
+        inputs: ``d``; the theorem lets it grow first.
+        classes: ``c``.
+        samples: how many inputs are drawn.
+        generator: the source of weights and inputs.
+
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> net = random_two_layer(400, inputs=400, classes=3, samples=500, generator=generator)
+    >>> net.overlap > 0.95, net.ratio < 0.2
+    (True, True)
+    """
+    for name, value in (("width", width), ("inputs", inputs), ("samples", samples)):
+        _checks.positive_int("random_two_layer", name, value)
+    _checks.positive_int("random_two_layer", "classes", classes, minimum=2)
+    if width < classes:
+        msg = f"random_two_layer: width must be at least the {classes} classes, got {width}"
+        raise CurvescopeError(msg)
+    _checks.generator("random_two_layer", generator)
+
+    def draw(*shape: int) -> Tensor:
+        return gaussian(shape, generator, torch.float32, torch.device("cpu"))
+
+    W1, W2 = (nn.functional.normalize(w) for w in (draw(width, inputs), draw(classes, width)))
+    hidden = torch.relu(draw(samples, inputs) @ W1.T)
+    p = torch.softmax(hidden @ W2.T, 1)
+    M = _TwoLayer((hidden > 0).to(W2), W2, p)
+    pairs = eigenpairs(M, classes, tol=1e-4, generator=generator)
+    values = pairs.values.double()
+    share = overlap(pairs.vectors[:, : classes - 1].double(), class_subspace([W2], classes))[-1]
+    return RandomNetwork(width, float(values[-1] / values[-2]), float(share), values)
