@@ -47,7 +47,8 @@ DEPENDENCIES = {
     for name, cells in table(PAGE, "dependency", "imported in", "reason").items()
 }
 OPTIONAL = {
-    name: codes(cells[0]) for name, cells in table(PAGE, "optional", "imported in", "reason").items()
+    name: codes(cells[0])
+    for name, cells in table(PAGE, "optional", "imported in", "reason").items()
 }
 MODULES = {"sklearn": "scikit-learn"}  # a module and the project that brings it, where they differ
 

@@ -14,9 +14,12 @@ import typer
 from rich.console import Console
 
 from curvescope._checks import CurvescopeError
+from curvescope.cli.analyse import analyse
+from curvescope.cli.certify import certify
 from curvescope.cli.data import data
 from curvescope.cli.demo import demo
 from curvescope.cli.train import train
+from curvescope.cli.view import view
 
 # The parser's own errors: click's class, or typer's copy of it in newer versions.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -30,6 +33,10 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(train)
+app.command()(analyse)
+app.command("analyze", hidden=True)(analyse)
+app.command()(certify)
+app.command()(view)
 app.add_typer(data, name="data")
 
 

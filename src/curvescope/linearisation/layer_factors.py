@@ -93,7 +93,8 @@ class Products(Factors):
     def squeezed(self) -> Products:
         """The same without samples, inputs and outputs that do not matter."""
         e, x = self._errors, self._inputs
-        keep = _significant(e.square().sum((1, 2, 3)) * x.square().sum((1, 2)))
+        inputs = x.square().sum((1, 2)) + x.shape[1]  # the bias is fed by a 1 at every position
+        keep = _significant(e.square().sum((1, 2, 3)) * inputs)
         e, x = (e, x) if keep is None else (e[keep], x[keep])
         e = _without_dust(e)
         squeeze = Squeeze.of(e, x)

@@ -21,16 +21,18 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.utils import _pytree as pytree
 
 from curvescope._checks import CurvescopeError, ModelError
-from curvescope.linearisation.patches import KINDS, Layer, errors_of, groups, rows_of, supported
+from curvescope.linearisation.patches import Layer, errors_of, groups, rows_of
+from curvescope.linearisation.selection import UnsupportedLayer, join, linear_layers
 from curvescope.problem.batches import Batch
 from curvescope.problem.problem import Problem
 
+__all__ = [
+    "Capture", "Directions", "LayerRecord", "UnsupportedLayer", "capture", "check_samples",
+    "checked_directions", "first_samples", "linear_layers", "record_layers", "samples_given",
+]  # fmt: skip
+
 Directions = Callable[[Tensor, Any], Tensor]
 PROBE = 4  # samples on which the independence of samples is tried out
-
-
-class UnsupportedLayer(CurvescopeError):
-    """The layer has no closed form in this network; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -82,53 +84,6 @@ class Capture:
         return errors_of(self.modules[name], e, self.samples)
 
 
-def linear_layers(problem: Problem, layers: str | Iterable[str] | None = None) -> tuple[str, ...]:
-    """The chosen layers, or (None) all linear and convolution layers whose weight is a variable.
-
-    Raises:
-        UnsupportedLayer: for a layer of another kind, or one whose weight others share.
-        CurvescopeError: for a layer that the model does not have, or when there is none.
-    """
-    modules = dict(problem.model.named_modules(remove_duplicate=False))
-    if layers is None:
-        names = [
-            name
-            for name, module in modules.items()
-            if supported(module) and _join(name, "weight") in problem.params.names
-        ]
-    else:
-        names = [layers] if isinstance(layers, str) else list(layers)
-    if not names:
-        msg = "layers: the model has no linear or convolution layer among its variables"
-        raise CurvescopeError(msg)
-    for name in names:
-        _check_layer(problem, modules, name)
-    return tuple(dict.fromkeys(names))
-
-
-def _check_layer(problem: Problem, modules: dict[str, nn.Module], name: str) -> None:
-    kinds = "Linear, Conv1d, Conv2d or Conv3d"
-    if name not in modules:
-        known = ", ".join(n for n, m in modules.items() if supported(m)) or "none"
-        msg = f"layers: layer {name!r} is not in the model; {kinds} layers are {known}"
-        raise CurvescopeError(msg)
-    module = modules[name]
-    if not supported(module):
-        why = " with a changed forward or weight" if isinstance(module, KINDS) else ""
-        msg = f"layers: layer {name!r} must be {kinds}, got {type(module).__name__}{why}"
-        raise UnsupportedLayer(msg)
-    for kind in ("weight", "bias"):
-        own = module._parameters.get(kind)
-        users = [n for n, p in problem.model.named_parameters(remove_duplicate=False) if p is own]
-        if own is not None and len(users) > 1:
-            msg = f"layers: layer {name!r} shares its {kind} ({' = '.join(users)})"
-            raise UnsupportedLayer(msg)
-
-
-def _join(layer: str, parameter: str) -> str:
-    return f"{layer}.{parameter}" if layer else parameter
-
-
 def capture(problem: Problem, batch: Batch, layers: Sequence[str]) -> Capture:
     """Run the model on a batch and remember what passes through ``layers``.
 
@@ -137,7 +92,7 @@ def capture(problem: Problem, batch: Batch, layers: Sequence[str]) -> Capture:
     """
     modules = {name: cast(Layer, problem.model.get_submodule(name)) for name in layers}
     variables = {
-        _join(name, "weight"): module.weight.detach().requires_grad_()
+        join(name, "weight"): module.weight.detach().requires_grad_()
         for name, module in modules.items()
     }
     inputs: dict[str, Tensor] = {}

@@ -18,7 +18,7 @@ class Hessian(Curvature):
     >>> from torch import nn
     >>> X, y = torch.tensor([[1.0, 2.0]]).double(), torch.zeros(1, 1).double()
     >>> problem = Problem(nn.Linear(2, 1, bias=False).double(), (X, y), loss="mse")
-    >>> Hessian(problem).dense()  # 2 x xᵀ
+    >>> Hessian(problem).dense().round(decimals=9)  # 2 x xᵀ
     tensor([[2., 4.],
             [4., 8.]], dtype=torch.float64)
     """

@@ -167,6 +167,6 @@ def _reason(
         "peak at m": "",
         "flat up to m": "; output neurons are classes and cannot be permuted",
         "early peak": f"; after {peak} the output Hessian has no more large eigenvalues",
-        "delayed peak": f"; its heavy tail goes on adding such eigenvectors up to {peak}",
+        "delayed peak": f"; a heavy tail of the output Hessian goes on adding them up to {peak}",
     }[verdict]
     return f"{numbers}: {rest}{cause}"

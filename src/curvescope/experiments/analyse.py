@@ -1,0 +1,196 @@
+"""``analyse``: everything that can be said about the curvature of one network, into a directory."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from curvescope import io
+from curvescope._checks import CurvescopeError, positive_int
+from curvescope.experiments.stages import (
+    class_layers,
+    class_structure,
+    overview,
+    sharpness,
+    spectra,
+    summary,
+)
+from curvescope.experiments.stages import layers as layer_structure
+from curvescope.experiments.stages.context import Context, Settings, derived
+from curvescope.experiments.store import OpenRun, Outcome, RunDirectory, open_for_work
+from curvescope.problem import Problem
+from curvescope.spectra.control import Progress
+
+_LAYERS = (nn.Linear, nn.Conv2d)
+
+
+def analyse(
+    problem: Problem,
+    out: io.PathLike,
+    *,
+    seed: int,
+    test: Problem | None = None,
+    layers: Sequence[str] | None = None,
+    classes: bool = True,
+    settings: Settings | None = None,
+    names: Mapping[str, str] | None = None,
+    tell: Callable[[str], None] = lambda stage: None,
+    progress: Callable[[Progress], None] | None = None,
+) -> RunDirectory:
+    """Measure a network's curvature stage by stage and keep the results in ``out``.
+
+    Stages that are finished in ``out`` are read, not computed again; an interrupted one goes on
+    from its last checkpoint. The same seed gives the same numbers, interrupted or not.
+
+    Args:
+        problem: The network, its loss and its training data.
+        out: A folder: new, empty, or with an analysis of the same configuration.
+        seed: Decides every random number.
+        test: The same network on its test data.
+        layers: The layers to look into; all linear and convolutional ones if none are named.
+        classes: Whether to look into the classes, where the loss has any.
+        settings: How much work to do.
+        names: What to call the ``"model"`` and the ``"data"`` in reports.
+        tell: Called with a few words at the beginning of each stage.
+        progress: Called after every step of an estimate.
+
+    Raises:
+        CurvescopeError: If the problem is not sound, or ``out`` holds something else; a run with
+            another configuration is refused with the difference.
+
+    >>> import tempfile
+    >>> g = torch.Generator().manual_seed(0)
+    >>> X, y = torch.randn(30, 4, generator=g), torch.arange(30) % 3
+    >>> model = nn.Linear(4, 3)
+    >>> run = analyse(Problem(model, (X, y)), tempfile.mkdtemp(), seed=0,
+    ...               settings=Settings(steps=8, trace_probes=16))
+    >>> run.complete, run.stage("overview").values["parameters"]
+    (True, 15)
+    """
+    seed = positive_int("analyse", "seed", seed, minimum=0)
+    settings = settings or Settings()
+    chosen = choose_layers(problem, layers)
+    plan = stages_of(problem, chosen, classes=classes)
+    config = {
+        "stages": list(plan),
+        "seed": seed,
+        **describe(problem, test, names or {}),
+        "layers": list(chosen),
+        "settings": asdict(settings),
+    }
+    outputs = overview.outputs(problem)
+
+    def perform(run: OpenRun, stage: str, compute: Compute) -> None:
+        own = derived(seed, stage)
+
+        def work(folder: Path) -> Outcome:
+            return compute(
+                Context(problem, test, run, settings, outputs, chosen, own, folder, progress)
+            )
+
+        if not run.has(stage):
+            tell(stage)
+        run.compute(stage, work, seed=own, device=problem.device)
+
+    with open_for_work(out, config) as run:
+        for stage, compute in plan.items():
+            perform(run, stage, compute)
+    return RunDirectory(out)
+
+
+Compute = Callable[[Context], Outcome]
+
+
+def stages_of(problem: Problem, layers: Sequence[str], *, classes: bool) -> dict[str, Compute]:
+    """The stages of an analysis, in order, with what computes them."""
+    plan: dict[str, Compute] = {"overview": overview.compute, "sharpness": sharpness.compute}
+    for name in spectra.MATRICES:
+        plan[f"spectrum-{name}"] = partial(spectra.compute, name=name)
+    for layer in layers:
+        plan[stage_name("layer", layer)] = partial(layer_structure.compute, layer=layer)
+    if classes and problem.loss.name in ("cross_entropy", "binary_logistic"):
+        plan["classes"] = class_structure.compute
+        for layer in layers:
+            plan[stage_name("classes", layer)] = partial(class_layers.compute, layer=layer)
+    plan["summary"] = summary.compute
+    return plan
+
+
+def stage_name(kind: str, layer: str) -> str:
+    """A folder's name for a layer's stage.
+
+    >>> stage_name("layer", "block1.conv1"), stage_name("layer", "")
+    ('layer-block1.conv1', 'layer-model')
+    """
+    return f"{kind}-{re.sub(r'[^A-Za-z0-9_.-]', '_', layer or 'model')}"
+
+
+def choose_layers(problem: Problem, layers: Sequence[str] | None) -> tuple[str, ...]:
+    """The linear and convolutional layers with variables, or those that are named."""
+    modules = dict(problem.model.named_modules())
+    able = [
+        name
+        for name in problem.params.layers
+        if isinstance(modules[name], _LAYERS) and f"{name}.weight" in problem.params.shapes
+    ]
+    if layers is None:
+        return tuple(able)
+    for name in layers:
+        if name not in able:
+            msg = (
+                f"analyse(layers): {name!r} is no linear or convolutional layer with variables; "
+                f"such layers are {', '.join(able) or 'none'}"
+            )
+            raise CurvescopeError(msg)
+    return tuple(name for name in able if name in layers)
+
+
+# What decides the numbers ---------------------------------------------------------------
+
+
+def describe(problem: Problem, test: Problem | None, names: Mapping[str, str]) -> dict[str, Any]:
+    """Model, weights, loss and data, as far as they decide the numbers."""
+    state = problem.model.state_dict()
+    spec = getattr(problem.model, "spec", None)
+    called = names.get("model") or getattr(spec, "name", None) or type(problem.model).__name__
+    return {
+        "model": {
+            "name": called,
+            "parameters": {name: list(shape) for name, shape in problem.params.shapes.items()},
+            "weights": _digest(state.values()),
+        },
+        "loss": problem.loss.name,
+        "mode": problem.mode,
+        "dtype": str(problem.dtype).removeprefix("torch."),
+        "data": {"name": names.get("data", "data"), **_contents(problem)},
+        "test": None if test is None else _contents(test),
+    }
+
+
+def _contents(problem: Problem) -> dict[str, Any]:
+    """The samples of a problem by number and digest; a shuffling loader has no fixed order."""
+    tensors = [
+        leaf
+        for batch in problem.batches()
+        for leaf in pytree.tree_leaves((batch.inputs, batch.target))
+        if isinstance(leaf, Tensor)
+    ]
+    samples = sum(len(batch.target) for batch in problem.batches())
+    return {"samples": samples, "sha256": None if problem.data.shuffles else _digest(tensors)}
+
+
+def _digest(tensors: Any) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        plain = tensor.detach().cpu().contiguous().reshape(-1)
+        digest.update(plain.view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:32]

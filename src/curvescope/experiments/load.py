@@ -1,0 +1,260 @@
+"""Models and data for an analysis: from a training run, or from the user's own files and code.
+
+Weights and arrays are read without executing anything. Code runs only where the user names it, as
+``package.module:function`` or ``file.py:function``; modules in the current directory are found.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from curvescope._checks import CurvescopeError
+from curvescope.data import Dataset, dataset
+from curvescope.networks.names import network
+from curvescope.training.weights import load_weights
+
+_FOREIGN_WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Training and test data, as a problem takes them, and what they are called."""
+
+    train: Any
+    test: Any
+    name: str
+
+
+@contextmanager
+def importable(folder: Path) -> Iterator[None]:
+    """Let modules in ``folder`` be imported while the block runs."""
+    entry = str(folder.resolve())
+    sys.path.insert(0, entry)
+    try:
+        yield
+    finally:
+        if entry in sys.path:
+            sys.path.remove(entry)
+
+
+def load_model(text: str, data: Any = None) -> nn.Module:
+    """The model that ``package.module:build``, ``file.py:build`` or a network's name stands for.
+
+    Args:
+        text: Code that is called without arguments and returns the model, or a name such as
+            ``LeNet5``.
+        data: For a network by its name: the data set that gives inputs and classes.
+
+    Raises:
+        CurvescopeError: If it cannot be imported, called or built.
+
+    >>> load_model("torch.nn:Identity")
+    Identity()
+    """
+    where = f"--model {text!r}"
+    if ":" in text:
+        model = _call(where, _find(where, text))
+        if not isinstance(model, nn.Module):
+            msg = f"{where}: must return a torch.nn.Module, got {type(model).__name__}"
+            raise CurvescopeError(msg)
+        return model
+    if not isinstance(data, Dataset):
+        msg = (
+            f"{where}: a network by its name needs --data by its name too; code is named as "
+            "package.module:function or file.py:function"
+        )
+        raise CurvescopeError(msg)
+    return network(text, data.input_shape, data.classes)
+
+
+def read_weights(path: Path, model: nn.Module) -> None:
+    """Put the weights of a safetensors file, and nothing else, into ``model``."""
+    if path.suffix in _FOREIGN_WEIGHTS:
+        msg = (
+            f"--weights {str(path)!r}: only safetensors files are read, since others can execute "
+            'code; save with safetensors.torch.save_file(model.state_dict(), "weights.safetensors")'
+        )
+        raise CurvescopeError(msg)
+    load_weights(path, model)
+
+
+def load_data(text: str, *, root: Path | None = None, seed: int | None = None) -> Splits:
+    """The data that code, an ``.npz`` file or a data set's name stands for.
+
+    Code is called without arguments and returns the training data (tensors ``(X, y)``, a data set,
+    a loader) or a mapping with ``"train"`` and ``"test"``; if it has a parameter ``split``, it is
+    called with ``"train"`` and with ``"test"``. A file holds arrays ``X`` and ``y`` and perhaps
+    ``X_test`` and ``y_test``.
+
+    Args:
+        text: ``package.module:load``, ``file.py:load``, ``arrays.npz`` or a name such as ``mnist``.
+        root: Where the files of a data set by name lie.
+        seed: For data sets by name that draw something at random.
+
+    Raises:
+        CurvescopeError: If it cannot be found, read or called.
+
+    >>> load_data("mnist-6k").test
+    Dataset('mnist-6k', test: 1,000 samples of shape 1×28×28, 10 classes, float32 on cpu)
+    """
+    where = f"--data {text!r}"
+    if text.endswith(".npz"):
+        return _arrays(where, Path(text))
+    if ":" not in text:
+        train = dataset(text, root=root, seed=seed)
+        return Splits(train, dataset(text, root=root, split="test", seed=seed), text)
+    function = _find(where, text)
+    if callable(function) and "split" in inspect.signature(function).parameters:
+        train, test = (_call(where, function, split=split) for split in ("train", "test"))
+        return Splits(train, test, text)
+    found = _call(where, function)
+    if isinstance(found, Mapping) and "train" in found:
+        return Splits(found["train"], found.get("test"), text)
+    return Splits(found, None, text)
+
+
+def choose_samples(data: Any, samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """So many random samples, in the order of the data; all of them if there are no more.
+
+    Raises:
+        CurvescopeError: If the data is not a pair of tensors in memory.
+
+    >>> X, y = choose_samples((torch.eye(9), torch.arange(9)), 3, torch.Generator().manual_seed(0))
+    >>> len(y), bool((X.argmax(1) == y).all()), bool((y.diff() > 0).all())
+    (3, True, True)
+    """
+    pair = getattr(data, "tensors", data)
+    if (
+        not isinstance(pair, tuple | list)
+        or len(pair) != 2
+        or not all(isinstance(part, Tensor) for part in pair)
+    ):
+        msg = (
+            f"--samples {samples}: needs data in memory, a pair of tensors or a data set, got "
+            f"{type(data).__name__}; let the loader itself take fewer"
+        )
+        raise CurvescopeError(msg)
+    X, y = pair
+    if samples >= len(y):
+        return X, y
+    chosen = torch.randperm(len(y), generator=generator)[:samples].sort().values
+    return X[chosen.to(X.device)], y[chosen.to(y.device)]
+
+
+def choose_device(name: str) -> torch.device:
+    """A device by its name; ``auto`` is the first GPU, or the CPU where there is none.
+
+    >>> choose_device("cpu")
+    device(type='cpu')
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        msg = f"--device {name!r}: cannot be used ({reason}); use auto or cpu"
+        raise CurvescopeError(msg) from None
+    return device
+
+
+# The user's code ------------------------------------------------------------------------
+
+
+def _find(where: str, text: str) -> Any:
+    """The object that ``module:name`` or ``file.py:name`` stands for."""
+    place, _, name = text.rpartition(":")
+    try:
+        module = _module(place)
+    except CurvescopeError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        msg = f"{where}: {place!r} cannot be imported ({reason}); run from the folder it lies in"
+        raise CurvescopeError(msg) from error
+    found = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+        if found is None:
+            msg = f"{where}: {place!r} has no {name!r}"
+            raise CurvescopeError(msg)
+    return found
+
+
+def _module(place: str) -> Any:
+    if not place.endswith(".py"):
+        return importlib.import_module(place)
+    path = Path(place)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        msg = f"{place!r}: there is no such file"
+        raise CurvescopeError(msg)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _call(where: str, function: Any, **arguments: Any) -> Any:
+    if not callable(function):
+        msg = f"{where}: must be a function, got {type(function).__name__}"
+        raise CurvescopeError(msg)
+    try:
+        return function(**arguments)
+    except CurvescopeError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        msg = f"{where}: failed when called ({reason}); it is called without arguments"
+        raise CurvescopeError(msg) from error
+
+
+# Arrays ---------------------------------------------------------------------------------
+
+
+def _arrays(where: str, path: Path) -> Splits:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except FileNotFoundError:
+        msg = f"{where}: there is no such file"
+        raise CurvescopeError(msg) from None
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        msg = f"{where}: is not an archive of plain arrays ({reason}); save with numpy.savez"
+        raise CurvescopeError(msg) from None
+    train = _pair(where, arrays, "")
+    if train is None:
+        msg = f"{where}: needs the arrays X and y, got {', '.join(arrays) or 'none'}"
+        raise CurvescopeError(msg)
+    return Splits(train, _pair(where, arrays, "_test"), path.name)
+
+
+def _pair(where: str, arrays: Mapping[str, Any], ending: str) -> tuple[Tensor, Tensor] | None:
+    if f"X{ending}" not in arrays or f"y{ending}" not in arrays:
+        return None
+    X, y = arrays[f"X{ending}"], arrays[f"y{ending}"]
+    if X.dtype.kind != "f" and X.dtype != np.int64:
+        msg = (
+            f"{where}: X{ending} must be floating point (or int64 tokens), got {X.dtype}; scale it "
+            "as the model expects it and save it again"
+        )
+        raise CurvescopeError(msg)
+    if X.ndim < 1 or y.ndim < 1 or len(X) != len(y) or len(X) == 0:
+        msg = f"{where}: X{ending} and y{ending} need as many rows, got {X.shape} and {y.shape}"
+        raise CurvescopeError(msg)
+    targets = torch.from_numpy(y if y.dtype.kind == "f" else y.astype(np.int64))
+    return torch.from_numpy(X), targets

@@ -1,0 +1,59 @@
+"""One process at a time in a folder.
+
+The lock is the operating system's own: it ends with the process that holds it, also after a kill,
+so that there is never a stale one to remove by hand.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from curvescope._checks import CurvescopeError
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _take(handle: int) -> None:
+        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+else:
+    import fcntl
+
+    def _take(handle: int) -> None:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold ``folder/.lock`` while the block runs.
+
+    Raises:
+        CurvescopeError: If another process holds it, or it cannot be written.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> with locked(folder), locked(folder):
+    ...     pass
+    Traceback (most recent call last):
+    curvescope._checks.CurvescopeError: ...: another process is working here; wait for its end, ...
+    """
+    try:
+        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        msg = f"{str(folder)!r}: cannot be written ({error.strerror}); name another folder"
+        raise CurvescopeError(msg) from None
+    try:
+        try:
+            _take(handle)
+        except OSError:
+            msg = (
+                f"{str(folder)!r}: another process is working here; wait for its end, or name "
+                "another folder"
+            )
+            raise CurvescopeError(msg) from None
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,138 @@
+"""One layer: how well a Kronecker product explains its Hessian (KR-1 to KR-5; DH sec. 4, 5)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from curvescope._checks import CurvescopeError
+from curvescope.experiments.checks import Check
+from curvescope.experiments.stages.context import Context
+from curvescope.experiments.store import Outcome, Stage
+from curvescope.operators.hessian import Hessian
+from curvescope.spectra.eigenpairs import eigenpairs
+from curvescope.structure.autocorrelation import autocorrelation_structure
+from curvescope.structure.correspondence import correspondence, singular_structure
+from curvescope.structure.factors import KroneckerFactors, kronecker_factors
+from curvescope.structure.overlap import compare_eigenpairs
+
+_ROWS = 40
+"""Eigenvectors of each factor in a correspondence matrix."""
+
+
+@dataclass(frozen=True)
+class LayerFindings:
+    """One layer's Hessian beside its Kronecker approximation."""
+
+    name: str
+    outputs: int  # m
+    inputs: int  # n
+    alignment: float  # (v₁ᵀ Ê[x])²
+    spectral_ratio: float  # λ₁/λ₂ of E[xxᵀ]
+    dominance: float  # ‖E[x]E[x]ᵀ‖/‖Σ_x‖
+    true: Tensor  # [k] eigenvalues
+    approximate: Tensor  # [k]
+    overlap: Tensor  # [k]
+    ratio: Tensor  # [k], ‖Mat(h)‖/‖Mat(h)‖_F
+    output_eigenvalues: Tensor  # of E[M]
+    correspondences: dict[str, Tensor]  # "true input", "approximate input", … -> [rows, k]
+
+
+def compute(context: Context, layer: str) -> Outcome:
+    """Compare a layer's Hessian with ``E[M] ⊗ E[x xᵀ]``; a layer without one is left out."""
+    try:
+        factors = kronecker_factors(context.problem, layers=[layer])[layer]
+    except CurvescopeError as error:
+        return Outcome({"layer": layer, "left out": str(error)})
+    m, n = len(factors.output_hessian), len(factors.autocorrelation)
+    k = min(context.settings.layer_pairs, m * n)
+    pairs = eigenpairs(
+        Hessian(context.problem).block(f"{layer}.weight" if layer else "weight"),
+        k,
+        tol=context.settings.tolerance,
+        generator=context.generator(f"{layer} pairs"),
+        **context.control("pairs"),
+    )
+    guess = factors.operator().top(k)
+    compared = compare_eigenpairs(pairs, guess)
+    structure = autocorrelation_structure(factors)
+    arrays = {
+        "true": compared.true.cpu().double(),
+        "approximate": compared.approximate.cpu().double(),
+        "overlap": compared.overlap.cpu().double(),
+        "ratio": singular_structure(pairs, m).ratio.cpu().double(),
+        "output eigenvalues": torch.linalg.eigvalsh(factors.output_hessian.double()).flip(0).cpu(),
+        **_correspondences(factors, {"true": pairs.vectors, "approximate": guess.vectors}),
+    }
+    values: dict[str, Any] = {
+        "layer": layer,
+        "left out": None,
+        "outputs": m,
+        "inputs": n,
+        "alignment": structure.alignment,
+        "spectral ratio": structure.spectral_ratio,
+        "dominance": structure.dominance,
+        "products": pairs.products,
+    }
+    worst, allowed = float(pairs.residuals.max()), float(pairs.tolerance.max())
+    converged = Check(
+        f"the {k} eigenpairs of {layer or 'the layer'} have residuals up to {worst:.2g}, "
+        f"{allowed:.2g} allowed",
+        bool(pairs.converged),
+    )
+    return Outcome(values, arrays, (converged, _columns(layer, arrays)))
+
+
+def _correspondences(factors: KroneckerFactors, vectors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Both sides of the true and of the approximate eigenvectors (DH def. 4.3)."""
+    found = {}
+    for side, matrix in (
+        ("input", factors.autocorrelation),
+        ("output", factors.output_hessian),
+    ):
+        basis = torch.linalg.eigh(matrix.double())[1].flip(1)[:, :_ROWS].to(matrix.dtype)
+        for name, columns in vectors.items():
+            pattern = correspondence(columns, basis, side=side).matrix
+            found[f"{name} {side}"] = pattern.cpu().float()
+    return found
+
+
+def _columns(layer: str, arrays: dict[str, Tensor]) -> Check:
+    """A column of a correspondence matrix is a share of a unit vector."""
+    most = max(
+        float(matrix.double().sum(0).max())
+        for name, matrix in arrays.items()
+        if name.endswith((" input", " output"))
+    )
+    return Check(
+        f"columns of the correspondence matrices of {layer or 'the layer'} sum to at most "
+        f"{most:.6f}, 1 allowed",
+        most <= 1 + 1e-3,
+    )
+
+
+def restore(stage: Stage) -> LayerFindings | None:
+    """What was found; nothing where the layer has no factors."""
+    values, arrays = stage.values, stage.arrays
+    if values["left out"] is not None:
+        return None
+    patterns = {
+        name: matrix for name, matrix in arrays.items() if name.endswith((" input", " output"))
+    }
+    return LayerFindings(
+        values["layer"],
+        values["outputs"],
+        values["inputs"],
+        values["alignment"],
+        values["spectral ratio"],
+        values["dominance"],
+        arrays["true"],
+        arrays["approximate"],
+        arrays["overlap"],
+        arrays["ratio"],
+        arrays["output eigenvalues"],
+        patterns,
+    )

@@ -1,0 +1,141 @@
+"""What a page is made of: sections of tables, charts and sentences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from curvescope.experiments.checks import Check
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of texts, the first cell of each being its name; ``prose`` columns may wrap."""
+
+    caption: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    heading: str = ""
+    prose: bool = False
+    folded: bool = False
+
+    @property
+    def kind(self) -> str:
+        """The name under which the template knows it."""
+        return "folded" if self.folded else "table"
+
+
+@dataclass(frozen=True)
+class Chart:
+    """An interactive picture: its identifier, its caption, and what the script draws."""
+
+    id: str
+    caption: str
+    spec: Mapping[str, Any]
+    kind = "chart"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Charts side by side where there is room."""
+
+    charts: Sequence[Chart]
+    kind = "pair"
+
+
+@dataclass(frozen=True)
+class Text:
+    """A heading (``kind="heading"``) or a remark (``kind="note"``)."""
+
+    text: str
+    kind: str = "note"
+
+
+@dataclass(frozen=True)
+class Checks:
+    """Self-checks with their stages."""
+
+    found: Sequence[tuple[str, Check]]
+    kind = "checks"
+
+    @property
+    def list(self) -> Sequence[Mapping[str, Any]]:
+        """What the template shows of each."""
+        return [
+            {
+                "stage": stage,
+                "statement": check.statement,
+                "passed": check.passed,
+                "verdict": check.verdict,
+            }
+            for stage, check in self.found
+        ]
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Blocks that can be folded away."""
+
+    caption: str
+    blocks: Sequence[Table | Chart | Pair | Text]
+    open: bool = False
+    kind = "fold"
+
+
+Block = Table | Chart | Pair | Text | Checks | Fold
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a page: what one sees, what the paper says one should see, and the evidence."""
+
+    id: str
+    title: str
+    seen: str = ""
+    expected: str = ""
+    blocks: Sequence[Block] = field(default_factory=tuple)
+    authority: str = "What the paper says."
+
+    def charts(self) -> list[Chart]:
+        """All charts of the section."""
+        return [chart for block in self.blocks for chart in _charts(block)]
+
+
+def _charts(block: Block) -> Sequence[Chart]:
+    if isinstance(block, Chart):
+        return [block]
+    if isinstance(block, Pair):
+        return block.charts
+    if isinstance(block, Fold):
+        return [chart for inner in block.blocks for chart in _charts(inner)]
+    return []
+
+
+def short(value: float | None, digits: int = 4) -> str:
+    """A number for a table.
+
+    >>> short(0.0123456), short(1234567.0), short(-3.2e-9), short(None)
+    ('0.01235', '1,234,567', '−3.2·10⁻⁹', '–')
+    """
+    if value is None or not math.isfinite(value):
+        return "–" if value is None else str(value)
+    if value < 0:
+        return f"−{short(-value, digits)}"
+    if value == 0 or 1e-4 <= abs(value) < 1e4:
+        return f"{value:.{digits}g}"
+    if 1e4 <= abs(value) < 1e9:
+        return f"{value:,.0f}"
+    power = math.floor(math.log10(abs(value)))
+    exponent = str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"{value / 10.0**power:.{digits}g}·10{exponent}"
+
+
+def percent(share: float | None) -> str:
+    """A share as a percentage.
+
+    >>> percent(0.1234), percent(None)
+    ('12.34 %', '–')
+    """
+    return "–" if share is None else f"{100 * share:.2f} %"

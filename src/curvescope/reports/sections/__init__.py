@@ -1,0 +1,1 @@
+"""The sections of a report, each built from a run directory alone."""

@@ -1,0 +1,80 @@
+"""The certificate that lies beside an analysis, if there is one: ``certificate.json``."""
+
+from __future__ import annotations
+
+from curvescope.certificates.certificate import Certificate
+from curvescope.experiments.store import RunDirectory
+from curvescope.reports import charts
+from curvescope.reports.blocks import Block, Chart, Section, Table, Text, percent, short
+
+FILE = "certificate.json"
+
+
+def build(run: RunDirectory) -> Section | None:
+    """The bound, what it is made of, and whether its arithmetic holds."""
+    if not (run.path / FILE).is_file():
+        return None
+    found = Certificate.load(run.path / FILE)
+    blocks: list[Block] = [_numbers(found), Text(found.statement), _verification(found)]
+    if len(found.history) > 1:
+        blocks.append(_history(found))
+    return Section("certificate", "Certificate", _seen(found), _EXPECTED, blocks)
+
+
+_EXPECTED = (
+    "A posterior whose variances follow the eigenbasis of each layer's Hessian gives a smaller "
+    "bound than one in the standard basis, because the variance can grow along flat directions "
+    "(Wu et al., “Dissecting Hessian”, sec. 6 and table 1)."
+)
+
+
+def _seen(found: Certificate) -> str:
+    worth = "; this says nothing" if found.vacuous else ""
+    return (
+        f"The stochastic network errs on at most {percent(found.bound)} of new examples with "
+        f"probability {found.confidence.level:g}{worth}; on the {found.samples:,} examples it errs "
+        f"on {percent(found.empirical_error)}."
+    )
+
+
+def _numbers(found: Certificate) -> Table:
+    orientation = found.orientation
+    rows = [
+        ["bound on the error", percent(found.bound)],
+        ["confidence", f"{found.confidence.level:g}"],
+        ["error on the examples, by draws", percent(found.empirical_error)],
+        ["its upper bound", percent(found.error_bound)],
+        ["KL(Q‖P)", short(found.kl, 6)],
+        ["examples", f"{found.samples:,}"],
+        ["draws", f"{found.draws.count:,}"],
+        [
+            "error at the posterior mean, training data (not certified)",
+            percent(orientation.mean_train),
+        ],
+    ]
+    if orientation.stochastic_test is not None:
+        rows.append(
+            ["stochastic error, test data (not certified)", percent(orientation.stochastic_test)]
+        )
+    return Table("The certificate in numbers", ["", "value"], rows)
+
+
+def _verification(found: Certificate) -> Table:
+    """What can be checked without model and data."""
+    rows = [
+        [check.what, "holds" if check.passed else "DOES NOT HOLD", check.detail]
+        for check in found.verify().checks
+    ]
+    head = ["check", "verdict", "numbers"]
+    return Table("Verification of the arithmetic", head, rows, prose=True, folded=True)
+
+
+def _history(found: Certificate) -> Chart:
+    epochs = [point.epoch for point in found.history]
+    spec = charts.line_chart(
+        {"bound": {"x": epochs, "y": [point.bound for point in found.history]}},
+        title="The bound while the posterior was optimised",
+        x="epoch",
+        y="bound",
+    )
+    return Chart("certificate", "The bound while the posterior was optimised", spec)

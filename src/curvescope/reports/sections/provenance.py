@@ -1,0 +1,72 @@
+"""How the numbers came about, and whether they agree with each other."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from curvescope.experiments.store import RunDirectory, Stage
+from curvescope.reports.blocks import Block, Checks, Section, Table, Text
+
+
+def build(run: RunDirectory) -> Section:
+    """Self-checks, configuration, times and versions."""
+    stages = [run.stage(name) for name in run.stages]
+    checks = run.checks()
+    failed = sum(not check.passed for _, check in checks)
+    blocks: list[Block] = [Checks(checks)] if checks else []
+    blocks.append(_times(stages, run))
+    blocks.append(_configuration(run.config))
+    blocks += _environments(stages)
+    seen = _seen(len(checks), failed, run)
+    authority = "What it should be."
+    return Section("provenance", "Provenance", seen, _EXPECTED, blocks, authority)
+
+
+def _seen(count: int, failed: int, run: RunDirectory) -> str:
+    text = f"Of {count} self-checks, {count - failed} agree"
+    text += f" and {failed} do not." if failed else "."
+    if not run.complete:
+        missing = ", ".join(name for name in run.expected if not run.has(name))
+        text += f" The run is not finished; still to come: {missing}."
+    return text
+
+
+_EXPECTED = (
+    "Numbers that can be had in two independent ways must agree within four standard errors, "
+    "widened where few probes were drawn; a sound run fails about one check in sixteen thousand."
+)
+
+
+def _times(stages: list[Stage], run: RunDirectory) -> Table:
+    rows = [
+        [stage.name, f"{stage.seconds:.1f} s", str(stage.seed), stage.finished] for stage in stages
+    ]
+    rows += [[name, "not finished", "", ""] for name in run.expected if not run.has(name)]
+    return Table("Stages", ["stage", "time", "seed", "finished"], rows, heading="Stages")
+
+
+def _configuration(config: dict[str, Any]) -> Table:
+    rows = []
+    for key, value in config.items():
+        if key == "model":
+            value = {name: entry for name, entry in value.items() if name != "parameters"}
+        rows.append(
+            [key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)]
+        )
+    return Table("Configuration", ["setting", "value"], rows, prose=True, folded=True)
+
+
+def _environments(stages: list[Stage]) -> list[Block]:
+    """Versions and devices; once, unless stages were computed in different places."""
+    groups: dict[str, list[str]] = {}
+    for stage in stages:
+        groups.setdefault(json.dumps(stage.environment), []).append(stage.name)
+    tables: list[Block] = []
+    for text, names in groups.items():
+        where = "Versions and device" if len(groups) == 1 else f"Versions: {', '.join(names)}"
+        rows = [[key, str(value)] for key, value in json.loads(text).items()]
+        tables.append(Table(where, ["", "version or value"], rows, prose=True, folded=True))
+    if len(groups) > 1:
+        tables.insert(0, Text("The stages were computed in different environments."))
+    return tables

@@ -1,0 +1,252 @@
+"""Several reports side by side: does sharpness go with generalisation, as FF ask?"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from curvescope._checks import CurvescopeError
+from curvescope.sharpness.report import SharpnessReport
+from curvescope.spectra.estimate import Estimate
+
+Column = Callable[[SharpnessReport], Estimate[float] | float | None]
+
+SHARPNESS: dict[str, Column] = {
+    "λ_max(H)": lambda r: r.hessian.largest,
+    "tr H": lambda r: r.hessian.trace,
+    "tr H / P": lambda r: r.hessian.mean_eigenvalue,
+    "‖H‖_F": lambda r: r.hessian.frobenius,
+    "tr H² / P": lambda r: r.hessian.mean_square,
+    "λ_max(G)": lambda r: r.gauss_newton.largest,
+    "tr G": lambda r: r.gauss_newton.trace,
+    "‖G‖_F": lambda r: r.gauss_newton.frobenius,
+    "log det(G + δI)": lambda r: r.log_determinant,
+}
+"""Measures that are said to be small for models that generalise well."""
+
+GENERALISATION: dict[str, Column] = {
+    "test error": lambda r: None if r.test is None else r.test.error,
+    "test loss": lambda r: None if r.test is None else r.test.loss,
+    "error gap": lambda r: r.error_gap,
+    "loss gap": lambda r: r.loss_gap,
+}
+"""What is wanted small."""
+
+OTHERS: dict[str, Column] = {
+    "λ_min(H)": lambda r: r.hessian.smallest,
+    "effective rank of H": lambda r: r.hessian.effective_rank,
+    "tr G + ½‖w‖²": lambda r: r.gauss_newton.trace.value + 0.5 * r.weights.squared,
+    "‖w‖": lambda r: r.weights.norm,
+    "training loss": lambda r: r.train.loss,
+    "training error": lambda r: r.train.error,
+}
+
+
+@dataclass(frozen=True)
+class RankCorrelation:
+    """How the order of the runs by a measure agrees with that by a generalisation figure.
+
+    ``kendall`` (τ-b) and ``spearman`` are 1 for the same order, −1 for the opposite one, NaN where
+    one of the two does not vary. ``chance`` is the probability that runs in random order would
+    agree or disagree as much in ``kendall``: exact without ties, else by the normal approximation.
+    """
+
+    mode: str
+    measure: str
+    generalisation: str
+    kendall: float
+    spearman: float
+    chance: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A table of runs by columns, and rank correlations over the runs.
+
+    ``table[column][i]`` is the figure of the i-th run, or None. ``modes`` are those of the batch
+    norms; correlations are taken over the runs of one mode, wherever there are two or more, between
+    every measure and every generalisation figure that all of them have.
+    """
+
+    runs: tuple[str, ...]
+    modes: tuple[str, ...]
+    table: dict[str, tuple[Estimate[float] | None, ...]]
+    correlations: tuple[RankCorrelation, ...]
+
+    def correlation(
+        self, measure: str, generalisation: str, *, mode: str = "eval"
+    ) -> RankCorrelation:
+        """One of them, by its names."""
+        for c in self.correlations:
+            if (c.measure, c.generalisation, c.mode) == (measure, generalisation, mode):
+                return c
+        msg = (
+            f"Comparison.correlation: no {measure!r} against {generalisation!r} in mode {mode!r}; "
+            f"measures are {_listed([c.measure for c in self.correlations])}"
+        )
+        raise CurvescopeError(msg)
+
+    def finding(self, generalisation: str = "test error", *, mode: str = "eval") -> str:
+        """One sentence: by which measures flatter runs generalise better, and by which worse."""
+        chosen = [
+            c
+            for c in self.correlations
+            if (c.generalisation, c.mode) == (generalisation, mode) and c.measure in SHARPNESS
+        ]
+        if not chosen:
+            return f"no two runs in mode {mode!r} have a {generalisation}: nothing can be said"
+        friends = [c.measure for c in chosen if c.kendall > 0]
+        false_friends = [c.measure for c in chosen if c.kendall < 0]
+        low, high = min(c.chance for c in chosen), max(c.chance for c in chosen)
+        return (
+            f"over {self.modes.count(mode)} runs, flatter goes with a lower {generalisation} by "
+            f"{_listed(friends)}; sharper goes with a lower {generalisation} by "
+            f"{_listed(false_friends)} (chance of such an order: {low:.2g} to {high:.2g})"
+        )
+
+
+def compare_reports(reports: Mapping[str, SharpnessReport]) -> Comparison:
+    """Table and rank correlations of several reports of one network (FF §4 and 5, PP §5).
+
+    Args:
+        reports: By the name of the run; at least two, of networks of the same size and with the
+            same damping, because sums over eigenvalues would not compare otherwise.
+
+    Raises:
+        CurvescopeError: If there are fewer than two, or they cannot be compared.
+
+    >>> import torch
+    >>> from curvescope.problem import Problem
+    >>> from curvescope.sharpness.report import sharpness
+    >>> data = (torch.tensor([[1.0], [2.0]]).double(), torch.tensor([0, 1]))
+    >>> reports = {}
+    >>> for scale in (0.0, 1.0, 5.0):
+    ...     model = torch.nn.Linear(1, 2, bias=False).double()
+    ...     _ = model.weight.data.copy_(torch.tensor([[scale], [-scale]]))
+    ...     problem = Problem(model, data)
+    ...     reports[f"{scale:g}"] = sharpness(problem, test=data, generator=torch.Generator())
+    >>> compared = compare_reports(reports)
+    >>> compared.correlation("tr H", "test loss").kendall  # here flat is bad
+    -1.0
+    >>> compared.finding("test loss")[:57]
+    'over 3 runs, flatter goes with a lower test loss by none;'
+    """
+    where = "compare_reports(reports)"
+    if len(reports) < 2:
+        msg = f"{where}: needs at least two reports, got {len(reports)}"
+        raise CurvescopeError(msg)
+    sizes = {r.hessian.dimension for r in reports.values()}
+    dampings = {r.damping for r in reports.values()}
+    for what, values in (("number of parameters", sizes), ("damping", dampings)):
+        if len(values) > 1:
+            found = ", ".join(f"{value:g}" for value in sorted(values))
+            msg = f"{where}: all reports must have the same {what}, got {found}"
+            raise CurvescopeError(msg)
+    columns = {**SHARPNESS, **OTHERS, **GENERALISATION}
+    table = {
+        name: tuple(_as_estimate(column(r)) for r in reports.values())
+        for name, column in columns.items()
+    }
+    modes = tuple(r.mode for r in reports.values())
+    correlations = [
+        _correlation(mode, measure, figure, table, modes)
+        for mode in dict.fromkeys(modes)
+        for figure in GENERALISATION
+        for measure in (*SHARPNESS, *OTHERS)
+    ]
+    known = tuple(c for c in correlations if c is not None)
+    return Comparison(tuple(reports), modes, table, known)
+
+
+def _as_estimate(value: Estimate[float] | float | None) -> Estimate[float] | None:
+    return value if value is None or isinstance(value, Estimate) else Estimate(value, 0.0, 0, 1)
+
+
+def _correlation(
+    mode: str,
+    measure: str,
+    figure: str,
+    table: Mapping[str, Sequence[Estimate[float] | None]],
+    modes: Sequence[str],
+) -> RankCorrelation | None:
+    """None where fewer than two runs are in the mode, or one of them lacks a figure."""
+    pairs = [
+        (x, y)
+        for x, y, own in zip(table[measure], table[figure], modes, strict=True)
+        if own == mode
+    ]
+    a = [x.value for x, _ in pairs if x is not None]
+    b = [y.value for _, y in pairs if y is not None]
+    if len(pairs) < 2 or not len(a) == len(b) == len(pairs):
+        return None
+    tau = kendall(a, b)
+    return RankCorrelation(mode, measure, figure, tau, spearman(a, b), _chance(a, b, tau))
+
+
+# Rank correlations ------------------------------------------------------------------------------
+
+
+def kendall(a: Sequence[float], b: Sequence[float]) -> float:
+    """Kendall's τ-b: concordant less discordant pairs, over pairs that are tied in neither.
+
+    >>> kendall([1, 2, 3, 4], [4, 3, 2, 1]), round(kendall([1, 1, 2], [1, 2, 3]), 6)
+    (-1.0, 0.816497)
+    """
+    pairs = list(itertools.combinations(range(len(a)), 2))
+    left = [_sign(a[i] - a[j]) for i, j in pairs]
+    right = [_sign(b[i] - b[j]) for i, j in pairs]
+    free = math.sqrt(sum(map(abs, left)) * sum(map(abs, right)))
+    return sum(x * y for x, y in zip(left, right, strict=True)) / free if free else math.nan
+
+
+def spearman(a: Sequence[float], b: Sequence[float]) -> float:
+    """The correlation of the ranks, ties sharing the mean of theirs.
+
+    >>> spearman([1, 2, 3, 4], [1, 8, 27, 64]), spearman([1, 2, 3], [1, 3, 2])
+    (1.0, 0.5)
+    """
+    x, y = _ranks(a), _ranks(b)
+    middle = (len(a) + 1) / 2
+    x, y = [r - middle for r in x], [r - middle for r in y]
+    size = math.sqrt(sum(r * r for r in x) * sum(r * r for r in y))
+    return sum(p * q for p, q in zip(x, y, strict=True)) / size if size else math.nan
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    return [
+        sum(v < value for v in values) + (sum(v == value for v in values) + 1) / 2
+        for value in values
+    ]
+
+
+def _sign(x: float) -> int:
+    return (x > 0) - (x < 0)
+
+
+def _chance(a: Sequence[float], b: Sequence[float], tau: float) -> float:
+    """The share of random orders with at least as large a |τ|."""
+    n = len(a)
+    if math.isnan(tau):
+        return 1.0
+    if len(set(a)) < n or len(set(b)) < n:
+        deviation = math.sqrt(2 * (2 * n + 5) / (9 * n * (n - 1)))
+        return math.erfc(abs(tau) / deviation / math.sqrt(2))
+    counts = [1]  # of the orders of m runs with k inversions; τ = 1 − 4 k / (n (n − 1))
+    for m in range(2, n + 1):
+        longer = [0] * (len(counts) + m - 1)
+        for k, count in enumerate(counts):
+            for more in range(m):
+                longer[k + more] += count
+        counts = longer
+    extreme = sum(
+        count
+        for k, count in enumerate(counts)
+        if abs(1 - 4 * k / (n * (n - 1))) >= abs(tau) - 1e-12
+    )
+    return extreme / math.factorial(n)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(dict.fromkeys(names)) or "none"

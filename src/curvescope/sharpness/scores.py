@@ -1,0 +1,140 @@
+"""Loss and error of a model on a split, and the norms of its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from curvescope.problem import Problem
+from curvescope.problem.batches import Batches
+from curvescope.problem.losses import BinaryLogistic, CrossEntropy, MeanSquare
+from curvescope.spectra.control import Status
+from curvescope.spectra.estimate import Estimate, Samples
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Mean loss and share of wrong answers of the ``samples`` terms of a split.
+
+    Both are exact for the split; ``stderr`` is their error as estimates of the mean over the
+    distribution that the split was drawn from (infinite for a callable loss, which does not show
+    its terms). ``error`` is None where a loss has no right answers (``"mse"``, callables).
+    """
+
+    loss: Estimate[float]
+    error: Estimate[float] | None
+    samples: int
+
+
+def scores(problem: Problem) -> Scores:
+    """Loss and error over the problem's data, in its mode; one forward pass.
+
+    A class is predicted by the largest output, the first of several; one of two classes by the
+    sign.
+
+    >>> model = nn.Linear(1, 2, bias=False)
+    >>> _ = model.weight.data.copy_(torch.tensor([[1.0], [0.0]]))
+    >>> data = (torch.tensor([[1.0], [2.0], [-1.0]]), torch.tensor([0, 1, 1]))
+    >>> found = scores(Problem(model, data))
+    >>> round(found.error.value, 4), found.samples
+    (0.3333, 3)
+    """
+    variables = problem.variables()
+    losses, wrong = Samples((), problem.device), Samples((), problem.device)
+    total, terms = torch.zeros((), dtype=torch.float64, device=problem.device), 0
+    with problem.evaluation():
+        for batch in problem.batches():
+            z = problem.output(variables, batch).detach()
+            at = problem.loss_at(z, batch)
+            total, terms = total + at.value().double(), terms + at.count
+            each, misses = _terms(problem, z, batch.target)
+            if each is not None and len(each):
+                losses.add(each)
+            if misses is not None and len(misses):
+                wrong.add(misses.double())
+    stderr = float(losses.stderr) if losses.count else float("inf")
+    loss = Estimate(float(total / max(terms, 1)), stderr, 0, terms)
+    error = wrong.estimate(0, Status.DONE) if wrong.count else None
+    return Scores(loss, error, terms)
+
+
+def _terms(problem: Problem, z: Tensor, target: Any) -> tuple[Tensor | None, Tensor | None]:
+    """The loss of each term, and whether its prediction is wrong, as far as a loss has them."""
+    loss = problem.loss
+    if isinstance(loss, CrossEntropy):
+        at = loss.at(z, target)
+        rows, labels = at.terms(z[None])[0], target.flatten()
+        counted = labels != loss._ignore
+        rows, labels = rows[counted], labels[counted]
+        return F.cross_entropy(rows, labels, reduction="none"), rows.argmax(-1) != labels
+    if isinstance(loss, BinaryLogistic):
+        flat, y = z.flatten(), target.flatten()
+        each = F.binary_cross_entropy_with_logits(flat, y.to(z.dtype), reduction="none")
+        return each, (flat > 0) != (y > 0)
+    if isinstance(loss, MeanSquare):
+        return (z - target).square().flatten(1).mean(1) if z.ndim > 1 else (z - target) ** 2, None
+    return None, None
+
+
+def on_other_data(
+    problem: Problem, data: Any, *, mode: str | None = None, model: nn.Module | None = None
+) -> Problem:
+    """The same loss and variables with other data, in another mode, or of another model."""
+    return Problem(
+        problem.model if model is None else model,
+        _Pairs(data) if isinstance(data, Batches) else data,
+        problem.loss,
+        params=list(problem.params.names),
+        mode=mode or problem.mode,
+    )
+
+
+class _Pairs:
+    """A problem's own batches, as data for another problem."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        for batch in self._batches:
+            yield batch.inputs, batch.target
+
+    def __len__(self) -> int:
+        if self._batches.length is None:
+            msg = "the data does not know its length"
+            raise TypeError(msg)
+        return self._batches.length
+
+
+@dataclass(frozen=True)
+class WeightNorms:
+    """``‖w‖₂`` over the problem's variables, its square, and the norm of each parameter."""
+
+    norm: float
+    by_parameter: dict[str, float]
+
+    @property
+    def squared(self) -> float:
+        """``‖w‖²``, the term of weight decay and of PP eq. 7."""
+        return self.norm**2
+
+
+def weight_norms(problem: Problem) -> WeightNorms:
+    """Norms of the problem's variables, summed in float64.
+
+    >>> model = nn.Linear(2, 1)
+    >>> _ = model.weight.data.copy_(torch.tensor([[3.0, 4.0]])), model.bias.data.fill_(12.0)
+    >>> norms = weight_norms(Problem(model, (torch.eye(2), torch.zeros(2, 1)), "mse"))
+    >>> norms.norm, norms.by_parameter
+    (13.0, {'weight': 5.0, 'bias': 12.0})
+    """
+    parts = {
+        name: float(torch.linalg.vector_norm(p.detach(), dtype=torch.float64))
+        for name, p in problem.variables().items()
+    }
+    return WeightNorms(sum(value**2 for value in parts.values()) ** 0.5, parts)

@@ -1,0 +1,1 @@
+"""Traces of curvature matrices as norms of pulled-back random cotangents, differentiably."""

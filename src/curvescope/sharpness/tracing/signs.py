@@ -1,0 +1,58 @@
+"""Random signs for draws that are made at every training step, on any device.
+
+A generator is asked once, for a key; the signs are the bits of a hash of the key and a counter that
+lives on the device (SplitMix64, Steele, Lea and Flood 2014, whose output passes the usual tests).
+So they are the same on every device, nothing waits for a GPU, and a step that draws them can be
+captured in a CUDA graph, which replays the counting too.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+_STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+class Signs:
+    """An endless stream of independent ±1.
+
+    >>> stream = Signs(torch.Generator().manual_seed(0))
+    >>> s = stream.draw((1000, 64), torch.ones(1))
+    >>> s.shape, bool((s.abs() == 1).all()), bool(s.sum().abs() < 4 * 64000**0.5)
+    (torch.Size([1000, 64]), True, True)
+    """
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self._key = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+        self._next = torch.zeros((), dtype=torch.int64)
+
+    def draw(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """The next ``prod(shape)`` signs, with the dtype and on the device of ``like``."""
+        size = math.prod(shape)
+        words = -(-size // 32)
+        if self._next.device != like.device:
+            self._next = self._next.to(like.device)
+        index = torch.arange(words, device=like.device) + self._next
+        self._next += words
+        bits = (_mixed(index, self._key)[:, None] >> torch.arange(16, 48, device=like.device)) & 1
+        return (2 * bits.flatten()[:size] - 1).to(like.dtype).reshape(shape)
+
+
+def _mixed(index: Tensor, key: int) -> Tensor:
+    """SplitMix64 of ``key + index · step``; int64 arithmetic wraps as unsigned numbers do."""
+    x = index * _signed(_STEP) + _signed(key)
+    x = (x ^ _shifted(x, 30)) * _signed(_FIRST)
+    x = (x ^ _shifted(x, 27)) * _signed(_SECOND)
+    return x ^ _shifted(x, 31)
+
+
+def _shifted(x: Tensor, places: int) -> Tensor:
+    """To the right, filled with zeros: torch would fill with the sign."""
+    return (x >> places) & ((1 << (64 - places)) - 1)
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >= 1 << 63 else word

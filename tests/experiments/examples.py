@@ -1,0 +1,56 @@
+"""A tiny trained classifier, and its analysis in seconds."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from curvescope.data import dataset
+from curvescope.experiments.analyse import analyse
+from curvescope.experiments.stages.context import Settings
+from curvescope.experiments.store import RunDirectory
+from curvescope.problem import Problem
+
+QUICK = Settings(steps=24, probes=6, trace_probes=32, outliers=6, layer_pairs=8, class_rows=400)
+
+
+@cache
+def trained(seed: int = 0) -> nn.Sequential:
+    """64-8-10 on 60 digits, after a few steps of gradient descent, in float64."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = nn.Sequential(
+            OrderedDict(
+                flatten=nn.Flatten(), fc1=nn.Linear(64, 8), relu=nn.ReLU(), fc2=nn.Linear(8, 10)
+            )
+        ).double()
+    X, y = data()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
+    for _ in range(40):
+        optimizer.zero_grad()
+        F.cross_entropy(model(X), y).backward()
+        optimizer.step()
+    return model.requires_grad_(True).eval()
+
+
+@cache
+def data(split: str = "train") -> tuple[Tensor, Tensor]:
+    found = dataset("digits", split=split, per_class=4 if split == "train" else 2)
+    return found.X.double(), found.y
+
+
+def problems(seed: int = 0) -> tuple[Problem, Problem]:
+    model = trained(seed)
+    return Problem(model, data()), Problem(model, data("test"))
+
+
+def quick_run(out: Path, *, seed: int = 0, **changes: Any) -> RunDirectory:
+    train, test = problems(seed)
+    arguments = {"test": test, "settings": QUICK, "names": {"data": "forty digits"}, **changes}
+    return analyse(train, out, seed=seed, **arguments)

@@ -1,0 +1,186 @@
+"""The analysis against dense matrices, interrupted and continued, and read without the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from curvescope._checks import CurvescopeError
+from curvescope.experiments.analyse import analyse, choose_layers
+from curvescope.experiments.stages import (
+    class_layers,
+    class_structure,
+    layers,
+    sharpness,
+    spectra,
+)
+from curvescope.experiments.stages.context import Settings
+from curvescope.experiments.store import RunDirectory
+from curvescope.problem import Problem
+from curvescope.spectra.control import Progress
+from tests.experiments.examples import QUICK, data, problems, quick_run, trained
+from tests.reference.curvature import Reference
+from tests.reference.losses import CrossEntropy
+
+
+@pytest.fixture(scope="module")
+def dense() -> dict[str, Tensor]:
+    reference = Reference(trained(), [data()], CrossEntropy())
+    H, G = reference.hessian(), reference.gauss_newton()
+    return {"H": H, "G": G, "E": H - G}
+
+
+def test_every_stage_is_there_and_every_check_agrees(finished: RunDirectory) -> None:
+    assert finished.complete
+    assert finished.stages[:2] == ("overview", "sharpness")
+    assert {"layer-fc1", "layer-fc2", "classes", "classes-fc1", "summary"} < set(finished.stages)
+    assert [check.statement for _, check in finished.checks() if not check.passed] == []
+    assert len(finished.checks()) > 20
+
+
+@pytest.mark.parametrize("name", spectra.MATRICES)
+def test_spectra_are_those_of_the_dense_matrices(
+    finished: RunDirectory, dense: dict[str, Tensor], name: str
+) -> None:
+    found = spectra.restore(finished.stage(f"spectrum-{name}"))
+    values = torch.linalg.eigvalsh(dense[name])
+    largest = values[values.abs().argsort(descending=True)[: len(found.residuals)]]
+    torch.testing.assert_close(
+        found.measure.outliers.sort().values, largest.sort().values, atol=1e-4, rtol=1e-3
+    )
+    assert abs(found.trace.value - float(values.sum())) <= 4 * found.trace.stderr + 1e-9
+    assert abs(found.frobenius.value - float(values.norm())) <= 4 * found.frobenius.stderr
+    assert found.exact is not None
+    everything = torch.cat([found.exact.values, torch.zeros(found.exact.zeros).double()])
+    torch.testing.assert_close(everything.sort().values, values, atol=1e-9, rtol=1e-7)
+
+
+def test_the_overview_is_that_of_the_model(finished: RunDirectory) -> None:
+    values, (X, y) = finished.stage("overview").values, data()
+    assert values["parameters"] == 64 * 8 + 8 + 8 * 10 + 10
+    output = trained()(X).detach()
+    assert values["fits"]["train"] == {
+        "samples": len(y),
+        "loss": pytest.approx(float(nn.functional.cross_entropy(output, y))),
+        "error": pytest.approx(float((output.argmax(1) != y).double().mean())),
+    }
+    assert values["layers"] == {"fc1": 520, "fc2": 90}
+
+
+def test_the_sharpness_table_is_that_of_the_dense_hessian(
+    finished: RunDirectory, dense: dict[str, Tensor]
+) -> None:
+    report = sharpness.restore(finished.stage("sharpness"))["eval"]
+    values = torch.linalg.eigvalsh(dense["H"])
+    assert report.hessian.trace.value == pytest.approx(float(values.sum()))
+    assert report.hessian.largest.value == pytest.approx(float(values[-1]))
+
+
+def test_layers_are_those_of_the_dense_block(
+    finished: RunDirectory, dense: dict[str, Tensor]
+) -> None:
+    found = layers.restore(finished.stage("layer-fc1"))
+    assert found is not None
+    block = dense["H"][: 64 * 8, : 64 * 8]
+    torch.testing.assert_close(
+        found.true, torch.linalg.eigvalsh(block).flip(0)[:8], atol=1e-5, rtol=1e-3
+    )
+    assert (found.outputs, found.inputs) == (8, 64)
+    assert bool((found.overlap <= 1 + 1e-9).all())
+    assert bool((found.ratio > 0).all())
+    assert found.correspondences["true input"].shape == (40, 8)
+    # A Kronecker product's own eigenvectors belong to one eigenvector of each factor.
+    own = found.correspondences["approximate output"]
+    torch.testing.assert_close(own.max(0).values, torch.ones(8), atol=1e-4, rtol=0)
+
+
+def test_classes_are_those_of_the_dense_matrix(
+    finished: RunDirectory, dense: dict[str, Tensor]
+) -> None:
+    found = class_structure.restore(finished.stage("classes"))
+    assert found is not None
+    values = torch.linalg.eigvalsh(dense["G"]).flip(0)
+    torch.testing.assert_close(found.attribution.values[:20], values[:20], atol=1e-9, rtol=1e-7)
+    torch.testing.assert_close(found.attribution.shares.sum(1), torch.ones(400).double())
+    assert float(found.without["class"].sum()) < float(found.whole.sum())
+    layer = class_layers.restore(finished.stage("classes-fc2"))
+    assert layer is not None
+    assert 0 < layer.errors["CFAC"].frobenius < layer.errors["KFAC"].frobenius
+    width = float((layer.centres[1] / layer.centres[0]).log10())
+    for density in layer.densities.values():
+        assert float(density.sum()) * width == pytest.approx(1.0)
+
+
+def test_an_interrupted_analysis_goes_on_to_the_same_numbers(
+    finished: RunDirectory, tmp_path: Path
+) -> None:
+    told: list[str] = []
+    steps = 0
+
+    def interrupt(progress: Progress) -> None:
+        nonlocal steps
+        steps += progress.task == "spectral_measure" and told[-1] == "spectrum-G"
+        if steps == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt, match=r"^$"):
+        quick_run(tmp_path, tell=told.append, progress=interrupt)
+    half = RunDirectory(tmp_path)
+    assert half.stages == ("overview", "sharpness", "spectrum-H")
+    assert (half.folder("spectrum-G") / "work" / "density.npz").exists()
+
+    told.clear()
+    whole = quick_run(tmp_path, tell=told.append)
+    assert told[0] == "spectrum-G"
+    for name in finished.stages:
+        a, b = finished.stage(name), whole.stage(name)
+        assert a.values == b.values, name
+        assert all(torch.equal(a.arrays[key], b.arrays[key]) for key in a.arrays), name
+
+
+def test_another_seed_or_other_weights_are_refused(finished: RunDirectory) -> None:
+    with pytest.raises(CurvescopeError, match="seed is 0 there and 1 here"):
+        analyse(
+            problems()[0], finished.path, seed=1, test=problems()[1], settings=QUICK,
+            names={"data": "forty digits"},
+        )  # fmt: skip
+    train, test = problems(seed=5)
+    with pytest.raises(CurvescopeError, match=r"model\.weights is"):
+        analyse(
+            train, finished.path, seed=0, test=test, settings=QUICK, names={"data": "forty digits"}
+        )
+
+
+def test_the_density_is_rebuilt_from_the_directory(finished: RunDirectory) -> None:
+    curve = spectra.restore(RunDirectory(finished.path).stage("spectrum-H")).measure.density()
+    assert curve.mass == pytest.approx(1 - 6 / 610, abs=1e-3)  # six outliers were taken out
+
+
+def test_layers_can_be_chosen_and_wrong_ones_are_refused() -> None:
+    problem, _ = problems()
+    assert choose_layers(problem, None) == ("fc1", "fc2")
+    assert choose_layers(problem, ["fc2"]) == ("fc2",)
+    with pytest.raises(CurvescopeError, match=r"'fc9' is no linear .* such layers are fc1, fc2"):
+        choose_layers(problem, ["fc9"])
+
+
+def test_a_regression_has_no_classes(tmp_path: Path) -> None:
+    g = torch.Generator().manual_seed(0)
+    X, y = (torch.randn(20, k, generator=g, dtype=torch.float64) for k in (3, 2))
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    run = analyse(Problem(model, (X, y), "mse"), tmp_path, seed=0, settings=QUICK)
+    assert run.complete
+    assert not any(name.startswith("classes") for name in run.stages)
+    assert run.stage("overview").values["fits"]["train"]["error"] is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [({"steps": 0}, "steps must be"), ({"tolerance": 0.0}, "tolerance must be")],
+)
+def test_wrong_settings_are_one_sentence(setting, words: str) -> None:
+    with pytest.raises(CurvescopeError, match=words):
+        Settings(**setting)

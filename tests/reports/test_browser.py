@@ -1,0 +1,258 @@
+"""The report and the viewer in a real browser: drawn, zoomed, toggled, silent, offline.
+
+The pages are looked at with headless Chromium through playwright; without either, these tests skip
+and say what to install. Screenshots go to ``$CURVESCOPE_SCREENSHOTS``, if that is set.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from curvescope.experiments.stages import spectra
+from curvescope.experiments.store import RunDirectory
+from curvescope.reports.page import write_report
+from curvescope.reports.server import Viewer
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture
+def opened(browser: Any) -> Iterator[Open]:
+    """Open pages; afterwards, no page may have complained or asked another host."""
+    complaints: list[str] = []
+    contexts = []
+
+    def open_page(address: str, *, width: int = 1100, scheme: str = "light", **options: Any) -> Any:
+        context = browser.new_context(
+            viewport={"width": width, "height": 800}, color_scheme=scheme, **options
+        )
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: complaints.append(f"console: {message.text}"))
+        page.on("pageerror", lambda error: complaints.append(f"error: {error}"))
+        home = address.split("/", 3)[:3]
+
+        def asked(request: Any) -> None:
+            if not request.url.startswith(("data:", "/".join(home))):
+                complaints.append(f"request: {request.url}")
+
+        page.on("request", asked)
+        page.goto(address)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+@pytest.fixture(scope="module")
+def report(first: RunDirectory) -> str:
+    return write_report(first.path, figures=False).as_uri()
+
+
+@pytest.fixture(scope="module")
+def viewer(runs: Path) -> Iterator[Viewer]:
+    with Viewer(runs) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def keep(page: Any, name: str) -> None:
+    """Save a screenshot where someone wants to look at it."""
+    folder = os.environ.get("CURVESCOPE_SCREENSHOTS")
+    if folder:
+        page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
+
+
+def view(chart: Any) -> list[float]:
+    return [float(x) for x in chart.locator("svg").get_attribute("data-view").split()]
+
+
+def path(chart: Any, series: str) -> str:
+    return chart.locator(f'g[data-name="{series}"] path.line').get_attribute("d")
+
+
+# The report -----------------------------------------------------------------------------
+
+
+def test_every_picture_is_drawn(opened: Open, report: str) -> None:
+    page = opened(report)
+    figures = page.locator("figure[data-chart]")
+    assert figures.count() > 10
+    assert figures.locator("svg, canvas").count() == figures.count()
+    chart = page.locator("#chart-spectra")
+    assert chart.locator("path.line").count() == 3
+    assert chart.locator("path.band").count() == 3
+    assert chart.locator("g.density circle.outlier").count() == 18  # six of each matrix
+    assert "NaN" not in page.content()
+    keep(page, "report-light")
+
+
+def test_the_curve_is_the_density(opened: Open, report: str, first: RunDirectory) -> None:
+    """What the script evaluates is what the library computes, up to the grid."""
+    page = opened(report)
+    curve = spectra.restore(first.stage("spectrum-H")).measure.density(points=801)
+    found = page.evaluate(
+        """([a, b]) => {
+          const { spec } = document.getElementById("chart-spectra").drawn;
+          return Curves.evaluate(spec.series[0], spec, [a, b], 801, false);
+        }""",
+        [float(curve.grid[0]), float(curve.grid[-1])],
+    )
+    values, low = torch.tensor(found["y"]).double(), torch.tensor(found["low"]).double()
+    torch.testing.assert_close(values, curve.values, atol=2e-2 * float(curve.values.max()), rtol=0)
+    cell = float(curve.grid[1] - curve.grid[0])
+    assert float(values.sum()) * cell == pytest.approx(curve.mass, abs=1e-3)
+    wide = curve.band(2.0)[0]
+    torch.testing.assert_close(low, wide, atol=3e-2 * float(curve.values.max()), rtol=0)
+
+
+def test_buttons_keys_and_dragging_zoom(opened: Open, report: str) -> None:
+    page = opened(report)
+    chart = page.locator("#chart-spectra")
+    a, b = view(chart)
+    before = path(chart, "H")
+    chart.get_by_role("button", name="Zoom in").click()
+    c, d = view(chart)
+    assert d - c == pytest.approx((b - a) / 2)
+    assert path(chart, "H") != before
+    chart.locator("svg").focus()
+    page.keyboard.press("ArrowRight")
+    assert view(chart)[0] > c
+    page.keyboard.press("0")
+    assert view(chart) == pytest.approx([a, b])
+    box = chart.locator("svg").bounding_box()
+    page.mouse.move(box["x"] + 200, box["y"] + 100)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 400, box["y"] + 120, steps=4)
+    page.mouse.up()
+    e, f = view(chart)
+    assert a < e < f < b
+    page.mouse.dblclick(box["x"] + 300, box["y"] + 100)
+    assert view(chart) == pytest.approx([a, b])
+    chart.get_by_role("button", name="Show the bulk alone").click()
+    assert view(chart)[1] < b
+
+
+def test_axes_and_legend_toggle(opened: Open, report: str) -> None:
+    page = opened(report)
+    chart = page.locator("#chart-spectra")
+    assert view(chart)[0] > -1
+    toggle = chart.get_by_role("button", name="log |λ|")
+    toggle.click()
+    assert toggle.get_attribute("aria-pressed") == "true"
+    assert view(chart)[0] < -5  # decades now
+    assert "|λ|" in chart.locator("svg").text_content()
+    key = chart.get_by_role("button", name="E", exact=True)
+    key.click()
+    assert key.get_attribute("aria-pressed") == "false"
+    assert chart.locator('g[data-name="E"]').count() == 0
+    key.click()
+    assert chart.locator('g[data-name="E"]').count() == 1
+    before = path(chart, "H")
+    chart.get_by_role("button", name="log density").click()
+    assert path(chart, "H") != before
+    keep(page, "report-log")
+
+
+def test_numbers_under_the_pointer(opened: Open, report: str) -> None:
+    page = opened(report)
+    chart = page.locator("#chart-spectra")
+    chart.locator("svg").scroll_into_view_if_needed()
+    box = chart.locator("svg").bounding_box()
+    page.mouse.move(box["x"] + 90, box["y"] + 100)
+    assert "λ = " in chart.locator("output").inner_text()
+    heat = page.locator("#chart-layer0-true-input")
+    heat.locator("canvas").focus()
+    page.keyboard.press("ArrowRight")
+    assert "eigenvector of E[xxᵀ] 1, true eigenvector 2:" in heat.locator("output").inner_text()
+
+
+def test_a_folded_picture_is_drawn_when_it_is_opened(opened: Open, report: str) -> None:
+    page = opened(report)
+    chart = page.locator("#chart-class0-cfac")
+    assert not chart.is_visible()
+    page.locator("details.fold", has=chart).locator("summary").click()
+    chart.locator("path.line").first.wait_for(state="visible")
+    box = chart.locator("svg").bounding_box()
+    assert box["width"] > 300
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_both_themes_and_the_button_between_them(opened: Open, report: str, scheme: str) -> None:
+    page = opened(report, scheme=scheme)
+    paper = "getComputedStyle(document.body).backgroundColor"
+    light, dark = "rgb(255, 255, 255)", "rgb(21, 23, 26)"
+    assert page.evaluate(paper) == (light if scheme == "light" else dark)
+    keep(page, f"report-{scheme}")
+    for expected in (light, dark):
+        page.locator("#theme").click()
+        assert page.evaluate(paper) == expected
+    page.reload()
+    assert page.evaluate(paper) == dark  # the choice is remembered
+
+
+def test_a_phone_has_no_sideways_scrolling(opened: Open, report: str, viewer: Viewer) -> None:
+    for address in (report, viewer.address, f"{viewer.address}compare?run=first&run=group/second"):
+        page = opened(address, width=390, has_touch=True)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page = opened(report, width=390)
+    assert page.locator("#chart-spectra svg").bounding_box()["width"] <= 390
+    keep(page, "report-phone")
+
+
+def test_it_works_without_a_network(opened: Open, report: str) -> None:
+    page = opened(report, offline=True)
+    assert page.locator("#chart-spectra path.line").count() == 3
+
+
+# The viewer -----------------------------------------------------------------------------
+
+
+def test_list_filter_and_comparison(opened: Open, viewer: Viewer) -> None:
+    page = opened(viewer.address)
+    rows = page.locator("tr[data-words]")
+    assert rows.count() == 3
+    page.get_by_label("Filter").fill("seed 1 finished")
+    assert rows.locator("visible=true").count() > 0
+    shown = [row for row in rows.all() if row.is_visible()]
+    assert len(shown) == 1
+    page.get_by_label("Filter").fill("")
+    compare = page.get_by_role("button", name="Compare")
+    assert compare.is_disabled()
+    for name in ("first", "group/second", "trained"):
+        page.get_by_label(f"Pick {name}").check()
+    keep(page, "viewer-list")
+    compare.click()
+    page.wait_for_url("**/compare?**")
+    for matrix in ("H", "G", "E"):
+        assert page.locator(f"#chart-spectrum-{matrix} path.line").count() == 2
+    assert page.locator("#chart-training-loss path.line").count() == 1
+    keep(page, "viewer-compare")
+    page.get_by_role("link", name="All runs").click()
+    page.get_by_role("link", name="group/second").click()
+    assert page.locator("#chart-spectra path.line").count() == 3
+
+
+def test_a_page_of_another_site_cannot_read_the_viewer(browser: Any, viewer: Viewer) -> None:
+    """A page elsewhere, even one that knows the token, gets no answer that it may read."""
+    context = browser.new_context()
+    page = context.new_page()
+    page.route("http://evil.example/", lambda route: route.fulfill(body="<p>evil</p>"))
+    page.goto("http://evil.example/")
+    outcome = page.evaluate(
+        "address => fetch(address).then(r => r.text(), e => 'refused')", viewer.address
+    )
+    context.close()
+    assert outcome == "refused"

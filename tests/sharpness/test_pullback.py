@@ -1,0 +1,180 @@
+"""Pulled-back cotangents against dense traces and their derivatives, in every case of the table."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from curvescope.problem.losses import UserLoss, as_loss
+from curvescope.sharpness.tracing.capture import Capture
+from curvescope.sharpness.tracing.convolution import Settings
+from curvescope.sharpness.tracing.forward import quiet
+from curvescope.sharpness.tracing.independence import samples_apart
+from curvescope.sharpness.tracing.output_probes import output_root
+from curvescope.sharpness.tracing.pullback import Folding, _correlate, squared_gradients
+from curvescope.sharpness.tracing.signs import Signs
+from tests.cases import CASES, Case, build
+from tests.reference.curvature import Reference
+from tests.sharpness.dense import flat_grad, trace_of_gauss_newton
+
+STANDARD = [c for c in CASES if c.params is None and not isinstance(as_loss(c.loss), UserLoss)]
+EXACT = 1e-10
+
+
+def first_batch(case: Case) -> tuple[nn.Module, list[tuple[object, Tensor]]]:
+    """The model in the case's mode, and a few samples."""
+    model = case.model().eval()
+    if case.mode == "train":
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._NormBase):
+                module.train()
+    return model, case.data()[:1]
+
+
+def units(shape: tuple[int, int]) -> list[Tensor]:
+    """Every unit vector in the space of all outputs of the batch."""
+    return list(torch.eye(shape[0] * shape[1], dtype=torch.float64).reshape(-1, *shape))
+
+
+def exact_trace(model: nn.Module, X: object, y: Tensor, loss: object) -> tuple[Tensor, Capture]:
+    """``tr G`` from all unit vectors, without folding."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    attention = sdpa_kernel(SDPBackend.MATH)
+    with attention, quiet(model) as call, Capture(parameters, second_order=True) as capture:
+        z = call(X)
+    capture.interacting |= not samples_apart(model, X)
+    root = output_root(as_loss(loss), z, y)
+    fold = Folding(Signs(torch.Generator()), whole=True)
+    total = torch.zeros((), dtype=z.dtype)
+    for e in units(root.shape):
+        by_sample, rest = squared_gradients(capture, z, root(e), fold, create_graph=True)
+        total = total + by_sample.sum() + rest
+    return total / root.count, capture
+
+
+@pytest.mark.parametrize("case", STANDARD, ids=lambda case: case.name)
+def test_trace_and_its_gradient(case: Case) -> None:
+    model, batches = first_batch(case)
+    reference = Reference(
+        build(case.make_reference_model or case.make_model, torch.float64),
+        batches,
+        case.reference_loss,
+        mode=case.mode,
+        per_batch=case.per_batch,
+    )
+    expected = trace_of_gauss_newton(reference)
+    found, _ = exact_trace(model, *batches[0], case.loss)
+    assert found.item() == pytest.approx(expected.item(), rel=EXACT, abs=EXACT)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    slope = torch.cat(
+        [
+            g.reshape(-1)
+            for g in torch.autograd.grad(
+                found, parameters, allow_unused=True, materialize_grads=True
+            )
+        ]
+    )
+    dense = flat_grad(reference, expected)
+    scale = max(float(dense.norm()), float(expected.detach()))
+    assert float((slope - dense).norm()) <= EXACT * scale
+
+
+SETTINGS = [
+    # dims, size, kernel, stride, padding, dilation, groups
+    (1, 9, 3, 1, 0, 1, 1),
+    (1, 7, 2, 3, 1, 1, 2),
+    (2, 6, 3, 1, 1, 1, 1),
+    (2, 7, 3, 2, 2, 2, 2),
+    (2, 8, 1, 3, 0, 1, 1),
+    (2, 5, 2, 1, 4, 1, 1),
+    (3, 4, 2, 2, 1, 1, 2),
+]
+
+
+@pytest.mark.parametrize("case", SETTINGS)
+def test_weight_gradients_of_single_samples(case: tuple[int, ...]) -> None:
+    """Squared norms of ``δ_n ⋆ x_n`` and their derivatives, against autograd's own gradients."""
+    dims, size, kernel, stride, padding, dilation, groups = case
+    g = torch.Generator().manual_seed(0)
+    layer = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1](
+        4, 6, kernel, stride=stride, padding=padding, dilation=dilation, groups=groups
+    ).double()
+    x = torch.randn(3, 4, *(size,) * dims, generator=g, dtype=torch.float64, requires_grad=True)
+    y = layer(x)
+    delta = torch.randn(y.shape, generator=g, dtype=torch.float64, requires_grad=True)
+    settings = Settings((stride,) * dims, (padding,) * dims, (dilation,) * dims, groups)
+    ours = _correlate(delta, x, layer.weight, settings).square().flatten(1).sum(1)
+    expected = []
+    for n in range(3):
+        (w,) = torch.autograd.grad(
+            layer(x[n : n + 1]), layer.weight, delta[n : n + 1], create_graph=True
+        )
+        expected.append(w.square().sum())
+    torch.testing.assert_close(ours, torch.stack(expected))
+    for a, b in zip(
+        torch.autograd.grad(ours.sum(), (x, delta)),
+        torch.autograd.grad(torch.stack(expected).sum(), (x, delta)),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("padding", ["same", "valid"])
+def test_padding_by_name(padding: str) -> None:
+    for kernel in (3, 4):  # an even filter is padded unequally, and left to autograd
+        model = nn.Sequential(nn.Conv1d(1, 2, kernel, padding=padding), nn.Flatten()).double()
+        parameters = list(model.parameters())
+        with warnings.catch_warnings(), Capture(parameters, second_order=True) as capture:
+            warnings.filterwarnings("ignore", message="Using padding='same' with even kernel")
+            model(torch.ones(2, 1, 6, dtype=torch.float64))
+        known = kernel == 3 or padding == "valid"
+        assert len(capture.layers()) == int(known)
+        assert len(capture.others()) == (0 if known else 2)
+
+
+def test_functions_that_are_not_piecewise_affine_are_named() -> None:
+    """Each line is a forward pass from one weight; what it says decides between tr H and tr G."""
+    w = torch.randn(3, 3, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(2, 3, dtype=torch.float64)
+    passes = {
+        lambda h: torch.relu(h): None,
+        lambda h: 2 * h - h.mean(1, keepdim=True) / 3: None,
+        lambda h: h * x: None,
+        lambda h: nn.functional.leaky_relu(h).reshape(-1)[1:]: None,
+        lambda h: nn.functional.dropout(h, 0.5): None,
+        lambda h: h * h: "mul",
+        lambda h: x / h: "div",
+        lambda h: torch.tanh(h): "tanh",
+        lambda h: h.softmax(1): "softmax",
+        lambda h: torch.exp(h): "exp",
+        lambda h: h @ h.T: "matmul",
+    }
+    with torch.random.fork_rng(devices=[]):
+        for function, name in passes.items():
+            with Capture([w], second_order=False) as capture:
+                function(nn.functional.linear(x, w))
+            assert capture.curved == name
+
+
+def test_samples_that_see_each_other_are_found_out() -> None:
+    class SequenceFirst(nn.Module):
+        """A layer whose input happens to have as many places as there are samples."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.head = nn.Linear(2, 2), nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.fc(x.transpose(0, 1)).mean(0))
+
+    X = torch.randn(4, 4, 2, generator=torch.Generator().manual_seed(0))
+    assert samples_apart(nn.Sequential(nn.Linear(2, 2), nn.Tanh()), X[0])
+    assert samples_apart(SequenceFirst(), X[:3])  # three samples, four places
+    assert not samples_apart(SequenceFirst(), X)
+    assert not samples_apart(nn.Sequential(nn.Linear(2, 2), nn.Softmax(0)), X[0])
+    assert not samples_apart(nn.BatchNorm1d(2).train(), X[0])
+    assert samples_apart(nn.BatchNorm1d(2).eval(), X[0])
