@@ -1,0 +1,20 @@
+"""PAC-Bayes certificates in curvature bases (DH §6, App. G)."""
+
+from curvescope.certificates.bound import Confidence, PriorGrid
+from curvescope.certificates.certificate import Certificate
+from curvescope.certificates.certify import certify
+from curvescope.certificates.methods import Method, posterior_method
+from curvescope.certificates.optimise import Progress
+from curvescope.certificates.verify import Verification, verify
+
+__all__ = [
+    "Certificate",
+    "Confidence",
+    "Method",
+    "PriorGrid",
+    "Progress",
+    "Verification",
+    "certify",
+    "posterior_method",
+    "verify",
+]

@@ -1,0 +1,217 @@
+"""One step of optimising a posterior, as tensor operations that a CUDA graph can hold.
+
+The variables are the means ``m`` and the log-deviations ``ρ`` (``s = e^{2ρ}``). With ``β`` the
+weight of the surrogate ``ě`` and ``κ`` that of the divergence, a step follows
+
+    g_m = β ∂ě/∂m + κ (m − m₀)/λ,        g_ρ = β ∂ě/∂ρ + κ (s/λ − 1).
+
+``"root"`` (DH eq. 63): β = 1, κ = ∂√(B_RE/2)/∂KL, and ``ϱ = ½ log λ`` descends as well.
+``"kl"``: let ``p = kl⁻¹(q, K)`` be the bound with ``kl(q‖p) = K = (KL + …)/n``. Differentiating
+this equation gives ``∂p/∂K = p(1−p)/(p−q)`` and ``∂p/∂q = ∂p/∂K · (logit p − logit q)``, so the
+bound falls along β = n (logit p − logit q), κ = 1, up to a factor that Adam ignores. β moves slowly
+and is set between epochs. λ sits at its optimum ``(Σ s + ‖m − m₀‖²)/P`` for each layer, where the
+divergence does not change with λ to first order.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from curvescope.certificates.bases import Bases
+from curvescope.certificates.methods import Method
+from curvescope.certificates.network import StochasticNetwork, error_rate, surrogate
+
+_BETAS = (0.9, 0.999)  # Adam
+_ALPHA = 0.9  # RMSprop, as Dziugaite & Roy
+_EPSILON = 1e-8
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where the optimisation stands, as plain numbers."""
+
+    error: float
+    kl: float
+    prior_variances: tuple[float, ...]
+
+
+class Descent:
+    """The variables of an optimisation and its step; every tensor keeps its place in memory.
+
+    Args:
+        network: The stochastic network.
+        data: Inputs and labels, on the device.
+        method: How to optimise.
+        mean: The first means, flat, in the standard basis.
+        prior_mean: ``m₀``, likewise.
+        bases: The first bases.
+        variance: The first variances, in ``bases``.
+        prior_variance: The first λ, one for each block (all alike for one common prior).
+        delta: δ of the bound.
+    """
+
+    def __init__(
+        self,
+        network: StochasticNetwork,
+        data: tuple[Tensor, Tensor],
+        method: Method,
+        *,
+        mean: Tensor,
+        prior_mean: Tensor,
+        bases: Bases,
+        variance: Tensor,
+        prior_variance: Tensor,
+        delta: float,
+    ) -> None:
+        self.network, self.method = network, method
+        self._X, self._y = data
+        self._samples = len(self._X)
+        self._delta = delta
+        self.bases = bases.clone()
+        self.prior_standard = prior_mean
+        centre = bases.rotate(prior_mean) if method.rotated else prior_mean
+        start = bases.rotate(mean) if method.rotated else mean
+        self._prior = centre.clone()
+        self._theta = torch.stack([start, 0.5 * variance.log()]).requires_grad_()
+        self._first = torch.zeros_like(self._theta.detach())
+        self._second = torch.zeros_like(self._first)
+        layout = network.layout
+        self._groups = layout.groups(mean.device)
+        self._sizes = torch.tensor(layout.sizes, dtype=mean.dtype, device=mean.device)
+        self._lambda = prior_variance.clone()
+        self._rho = 0.5 * prior_variance[:1].log()
+        self._rho_second = torch.zeros_like(self._rho)
+        self._cap = method.grid.largest * math.exp(-1 / method.grid.precision)
+        self._powers = torch.ones(2, dtype=mean.dtype, device=mean.device)
+        self.weight = torch.ones((), dtype=mean.dtype, device=mean.device)  # β
+        self.temperature = torch.ones_like(self.weight)
+        self.rate = torch.zeros((), dtype=mean.dtype, device=mean.device)
+        size = min(method.batch_size, self._samples)
+        self.index = torch.zeros(size, dtype=torch.int64, device=mean.device)
+        noise = network.noise_size(size)
+        self.noise = torch.zeros(noise, dtype=mean.dtype, device=mean.device)
+        self.errors = torch.zeros((), dtype=mean.dtype, device=mean.device)
+
+    # The step -----------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """One step from ``index`` and ``noise``; no number leaves the device."""
+        x, y = self._X.index_select(0, self.index), self._y.index_select(0, self.index)
+        with torch.enable_grad():
+            mean, rho = self._theta.unbind(0)
+            output = self.network(
+                x, mean, rho.exp(), self.bases, self.noise, rotated=self.method.rotated
+            )
+            loss = surrogate(output, y, kind=self.method.surrogate, temperature=self.temperature)
+            (slope,) = torch.autograd.grad(loss, self._theta)
+        with torch.no_grad():
+            self.errors.add_(error_rate(output, y).sum())
+            self._descend(slope)
+
+    def _descend(self, slope: Tensor) -> None:
+        mean, rho = self._theta.detach().unbind(0)
+        distance, variance = mean - self._prior, (2 * rho).exp()
+        spread, length = self._sums(variance), self._sums(distance.square())
+        rates = self._lambda.index_select(0, self._groups)
+        if self.method.objective == "kl":
+            slope.mul_(self.weight)
+            slope[0].addcdiv_(distance, rates)
+            slope[1].addcdiv_(variance, rates).sub_(1)
+        else:
+            push = self._root_push(spread, length, rho)
+            slope[0].addcmul_(distance, push / rates)
+            slope[1].addcmul_(variance / rates - 1, push)
+        if self.method.optimizer == "adam":
+            self._adam(slope, rates)
+        else:
+            self._second.mul_(_ALPHA).addcmul_(slope, slope, value=1 - _ALPHA)
+            move = slope.div_(self._second.sqrt().add_(_EPSILON)).mul_(self.rate)
+            self._theta.detach().sub_(move)
+        if self.method.layer_priors:
+            best = (spread + length) / self._sizes
+            self._lambda.copy_(best.clamp(1e-12, self._cap))
+
+    def _adam(self, slope: Tensor, rates: Tensor) -> None:
+        self._powers[0].mul_(_BETAS[0])
+        self._powers[1].mul_(_BETAS[1])
+        self._first.lerp_(slope, 1 - _BETAS[0])
+        self._second.mul_(_BETAS[1]).addcmul_(slope, slope, value=1 - _BETAS[1])
+        scale = (self._second / (1 - self._powers[1])).sqrt_().add_(_EPSILON)
+        move = (self._first / scale).mul_(self.rate / (1 - self._powers[0]))
+        move[0].mul_(rates.sqrt())  # means move in units of the prior's deviation
+        move[1].mul_(self.method.deviation_rate / self.method.rate)
+        self._theta.detach().sub_(move)
+
+    def _root_push(self, spread: Tensor, length: Tensor, rho: Tensor) -> Tensor:
+        """``κ = ∂√(B_RE/2)/∂KL``; ϱ takes its own step on the way (RMSprop)."""
+        n, grid = self._samples, self.method.grid
+        prior = (2 * self._rho).exp()
+        total = (spread.sum() + length.sum()) / prior
+        size = float(self._groups.numel())
+        kl = 0.5 * (total - size) - rho.sum() + size * self._rho
+        gap = math.log(grid.largest) - 2 * self._rho  # j = b · gap
+        constant = 2 * math.log(grid.precision) + math.log(math.pi**2 * n / (6 * self._delta))
+        b_re = (kl + 2 * gap.log() + constant) / (n - 1)
+        push = 0.25 / (n - 1) / (0.5 * b_re).sqrt()
+        slope = push * (size - total - 4 / gap)
+        self._rho_second.mul_(_ALPHA).addcmul_(slope, slope, value=1 - _ALPHA)
+        self._rho.sub_(self.rate * slope / (self._rho_second.sqrt() + _EPSILON))
+        self._rho.clamp_(max=0.5 * math.log(self._cap))
+        self._lambda.copy_((2 * self._rho).exp().expand_as(self._lambda))
+        return push
+
+    def _sums(self, flat: Tensor) -> Tensor:
+        """The sum over each block, ``[blocks]``."""
+        return torch.stack([piece.sum() for piece in flat.split(self.network.layout.sizes)])
+
+    def variables(self) -> list[Tensor]:
+        """Everything that a step changes."""
+        return [
+            self._theta, self._first, self._second, self._lambda, self._rho, self._rho_second,
+            self._powers, self.errors,
+        ]  # fmt: skip
+
+    # Between epochs -----------------------------------------------------------------------
+
+    def standing(self, draws: int) -> Standing:
+        """The error counted since the last call over ``draws`` draws, and the divergence now."""
+        mean, rho = self._theta.detach().double().unbind(0)
+        prior = self._lambda.double().index_select(0, self._groups)
+        ratio = (2 * rho).exp() / prior
+        kl = 0.5 * (ratio - 1 - ratio.log() + (mean - self._prior).square() / prior).sum()
+        error = float(self.errors) / max(draws, 1)
+        self.errors.zero_()
+        return Standing(error, float(kl), tuple(self._lambda.tolist()))
+
+    @property
+    def mean(self) -> Tensor:
+        """The means now, in the standard basis."""
+        mean = self._theta.detach()[0]
+        return self.bases.restore(mean) if self.method.rotated else mean.clone()
+
+    @property
+    def variance(self) -> Tensor:
+        """The variances now, in the bases."""
+        return (2 * self._theta.detach()[1]).exp()
+
+    @torch.no_grad()
+    def change_basis(self, bases: Bases) -> None:
+        """Go over to new bases: means turn, variances follow (or stay, as the method says).
+
+        Adam's averages go along: gradients turn like means, their squares like variances.
+        """
+        old, theta = self.bases.clone(), self._theta.detach()
+        if self.method.rotated:
+            theta[0].copy_(bases.rotate(old.restore(theta[0])))
+            self._prior.copy_(bases.rotate(self.prior_standard))
+            self._first[0].copy_(bases.rotate(old.restore(self._first[0])))
+            self._first[1].copy_(bases.carry(self._first[1], old))
+            for moments in self._second:
+                moments.copy_(bases.carry(moments, old))
+        if self.method.follow:
+            theta[1].copy_(0.5 * bases.carry((2 * theta[1]).exp(), old).log())
+        self.bases.copy_(bases)

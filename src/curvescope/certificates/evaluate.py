@@ -1,0 +1,246 @@
+"""The stochastic network's empirical error, bounded from independent draws.
+
+``ê(Q) = E_{w∼Q} (1/n) Σ_i 1[f_w(x_i) ≠ y_i]`` is an expectation, known only through draws. Two
+schemes give independent numbers in [0, 1] whose expectations average to ``ê(Q)``, which is all that
+:func:`~curvescope.certificates.bound.monte_carlo_bound` asks for:
+
+**Examples.** Where every example of a batch has weights of its own (local noise), a pass over the
+data gives one error indicator for each example, all of them independent: indicator i has the
+expectation ``P_{w∼Q}[f_w(x_i) ≠ y_i]``, and these average to ``ê(Q)``. T passes are ``T·n`` draws.
+Local noise draws the layers' outputs instead of the weights; for one example the two have the same
+distribution, so the indicator has it too.
+
+**Blocks.** Otherwise a draw is one set of weights together with a random block of examples, drawn
+anew and independently of everything else. The share of errors in the block has the expectation
+``ê(Q)``, because every example is in the block with the same probability. The examples of a block
+share their weights and are not independent: a block is one draw, whatever its size.
+
+The number of draws is fixed before the first of them, from a separate estimate; stopping when the
+result looks good would spend confidence that nobody has paid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from curvescope import io
+from curvescope._checks import CurvescopeError, finite_float
+from curvescope.certificates.bound import draws_for_slack, monte_carlo_bound
+from curvescope.certificates.network import StochasticNetwork, error_rate
+from curvescope.certificates.optimise import Progress
+from curvescope.certificates.posterior import Posterior
+
+BLOCK = 100  # the bound counts blocks, so a larger one would only cost more
+_BATCH = 5000
+_SAVE_EVERY = 200
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What was drawn: ``errors`` wrong answers among ``count`` draws of ``block`` examples each."""
+
+    count: int
+    block: int
+    errors: int
+
+    @property
+    def mean(self) -> float:
+        """The share of errors."""
+        return self.errors / (self.count * self.block)
+
+    def bound(self, delta: float) -> float:
+        """The upper bound on ``ê(Q)``, with probability 1 − δ'."""
+        return monte_carlo_bound(self.mean, self.count, delta=delta)
+
+
+def evaluate(
+    model: nn.Module,
+    posterior: Posterior,
+    data: tuple[Tensor, Tensor],
+    *,
+    generator: torch.Generator,
+    delta: float = 0.01,
+    slack: float | None = None,
+    checkpoint: Path | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Draws:
+    """Draw as often as the Monte-Carlo bound needs to lie ``slack`` above the error.
+
+    In float32 or float64 as the model is, without the reduced precision of tensor cores. Cost: for
+    a network of linear layers ``log(1/δ')·2ê/slack²`` forward passes of one example (a few
+    passes over the data), otherwise as many of a block of up to 100 examples.
+
+    Args:
+        model: The network whose weights the posterior replaces.
+        posterior: ``Q``, on the model's device.
+        data: The examples that are certified on.
+        generator: Seeds the draws.
+        delta: δ'.
+        slack: How far above the error the bound may lie; 0.001 where every example has weights of
+            its own, 0.01 for blocks.
+        checkpoint: A file for the state; the same call continues from it to the same result.
+        progress: Called now and then.
+
+    Raises:
+        CurvescopeError: If the checkpoint belongs to another posterior or other settings.
+    """
+    network = StochasticNetwork(model, posterior.layout, data[0][:4])
+    if slack is None:
+        slack = 1e-3 if network.independent else 1e-2
+    if not finite_float("certify", "slack", slack) > 0:
+        msg = f"certify: slack must be positive, got {slack!r}"
+        raise CurvescopeError(msg)
+    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+    noise = torch.Generator(device=data[0].device).manual_seed(seed)
+    n = len(data[0])
+    block = 1 if network.independent else min(n, BLOCK)
+    with strict_precision(), torch.no_grad():
+        guess = _guess(network, posterior, data, block, noise)
+        count = draws_for_slack(guess, slack, delta=delta)
+        rounds = -(-count // n) if network.independent else count
+        state = _State(checkpoint, f"{seed} {rounds} {block} {float(posterior.mean.sum())!r}")
+        errors, done = state.load(noise)
+        while done < rounds:
+            if network.independent:
+                errors += _pass(network, posterior, data, noise)
+            else:
+                errors += _block(network, posterior, data, block, noise)
+            done += 1
+            if done % _SAVE_EVERY == 0 or done == rounds or network.independent:
+                total = int(errors)
+                state.save(total, done, noise)
+                if progress is not None:
+                    drawn = done * (n if network.independent else block)
+                    progress(Progress("draw", done, rounds, total / drawn))
+    return Draws(rounds * (n if network.independent else 1), block, int(errors))
+
+
+def stochastic_error(
+    model: nn.Module,
+    posterior: Posterior,
+    data: tuple[Tensor, Tensor],
+    *,
+    generator: torch.Generator,
+    rounds: int = 20,
+) -> float:
+    """The stochastic network's error on any data, estimated from a few draws; no bound."""
+    network = StochasticNetwork(model, posterior.layout, data[0][:4])
+    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+    noise = torch.Generator(device=data[0].device).manual_seed(seed)
+    with strict_precision(), torch.no_grad():
+        errors = sum(_pass(network, posterior, data, noise) for _ in range(rounds))
+    return float(errors) / (rounds * len(data[0]))
+
+
+def mean_error(model: nn.Module, posterior: Posterior, data: tuple[Tensor, Tensor]) -> float:
+    """The error of the network at the posterior mean, which no certificate covers."""
+    network = StochasticNetwork(model, posterior.layout, data[0][:4])
+    still = torch.zeros_like(posterior.variance)
+    errors = torch.zeros((), device=data[0].device)
+    with strict_precision(), torch.no_grad():
+        for x, y in zip(data[0].split(_BATCH), data[1].split(_BATCH), strict=True):
+            size = network.noise_size(len(x))
+            silence = torch.zeros(size, dtype=still.dtype, device=still.device)
+            z = network(x, posterior.mean, still, posterior.bases, silence)
+            errors += error_rate(z, y).sum()
+    return float(errors) / len(data[0])
+
+
+def _pass(
+    network: StochasticNetwork,
+    posterior: Posterior,
+    data: tuple[Tensor, Tensor],
+    noise: torch.Generator,
+) -> Tensor:
+    """Errors of one pass; with local noise each example has weights of its own."""
+    total = torch.zeros((), dtype=torch.float64, device=data[0].device)
+    for x, y in zip(data[0].split(_BATCH), data[1].split(_BATCH), strict=True):
+        total += _errors(network, posterior, x, y, noise)
+    return total
+
+
+def _block(
+    network: StochasticNetwork,
+    posterior: Posterior,
+    data: tuple[Tensor, Tensor],
+    block: int,
+    noise: torch.Generator,
+) -> Tensor:
+    """Errors of one set of weights on a random block."""
+    x, y = data
+    if block < len(x):
+        chosen = torch.randperm(len(x), generator=noise, device=noise.device)[:block]
+        x, y = x[chosen], y[chosen]
+    return _errors(network, posterior, x, y, noise)
+
+
+def _errors(
+    network: StochasticNetwork, posterior: Posterior, x: Tensor, y: Tensor, noise: torch.Generator
+) -> Tensor:
+    draw = torch.randn(
+        network.noise_size(len(x)), generator=noise, dtype=posterior.mean.dtype, device=x.device
+    )
+    z = network(x, posterior.mean, posterior.variance.sqrt(), posterior.bases, draw)
+    return error_rate(z, y).double().sum()
+
+
+def _guess(
+    network: StochasticNetwork,
+    posterior: Posterior,
+    data: tuple[Tensor, Tensor],
+    block: int,
+    noise: torch.Generator,
+) -> float:
+    """A first estimate of the error, from draws that are not used again."""
+    if network.independent:
+        return float(_pass(network, posterior, data, noise)) / len(data[0])
+    errors = sum(_block(network, posterior, data, block, noise) for _ in range(8))
+    return float(errors) / (8 * block)
+
+
+class _State:
+    """The state of an evaluation on disk, for the settings that ``key`` describes."""
+
+    def __init__(self, path: Path | None, key: str) -> None:
+        self._path, self._key = path, key
+
+    def load(self, noise: torch.Generator) -> tuple[Tensor | int, int]:
+        if self._path is None or not self._path.exists():
+            return 0, 0
+        tensors, metadata = io.read_tensors(self._path)
+        if metadata.get("key") != self._key or {"errors", "done", "noise"} - tensors.keys():
+            msg = (
+                f"certify(checkpoint): {str(self._path)!r} belongs to another evaluation; remove "
+                "it, or name another folder"
+            )
+            raise CurvescopeError(msg)
+        noise.set_state(tensors["noise"])
+        return int(tensors["errors"]), int(tensors["done"])
+
+    def save(self, errors: int, done: int, noise: torch.Generator) -> None:
+        if self._path is not None:
+            tensors = {
+                "errors": torch.tensor(errors),
+                "done": torch.tensor(done),
+                "noise": noise.get_state(),
+            }
+            io.write_tensors(self._path, tensors, {"key": self._key})
+
+
+@contextmanager
+def strict_precision() -> Iterator[None]:
+    """Full float32 products on tensor cores for a while; the user's settings come back."""
+    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(products)
+        torch.backends.cudnn.allow_tf32 = convolutions

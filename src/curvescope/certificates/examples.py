@@ -1,0 +1,116 @@
+"""The examples that a certificate is about: tensors, checked, and known by their checksum."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from curvescope._checks import CurvescopeError
+
+
+def home(where: str, model: nn.Module) -> tuple[torch.device, torch.dtype]:
+    """The one device and the one floating-point type of all parameters."""
+    kinds = {(p.device, p.dtype) for p in model.parameters()}
+    if len(kinds) != 1 or next(iter(kinds))[1] not in (torch.float32, torch.float64):
+        found = ", ".join(sorted(f"{dtype} on {device}" for device, dtype in kinds)) or "none"
+        msg = (
+            f"{where}(model): all parameters must share one device and be float32 or float64, got "
+            f"{found}"
+        )
+        raise CurvescopeError(msg)
+    return kinds.pop()
+
+
+def as_examples(
+    where: str, data: Any, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Inputs ``[N, …]`` and labels ``[N]`` on the device.
+
+    Raises:
+        CurvescopeError: If data is no pair of tensors that fit together, an input is not finite, or
+            the inputs were normalised by statistics of the examples themselves.
+    """
+    kind = getattr(getattr(data, "normalisation", None), "kind", "none")
+    if kind != "none":
+        msg = (
+            f"{where}(data): the inputs were normalised by {kind} statistics of the training "
+            "examples, so the network would depend on them outside the bound; load them with "
+            "normalise='none'"
+        )
+        raise CurvescopeError(msg)
+    pair = getattr(data, "tensors", data)
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        msg = f"{where}(data): needs (X, y) or a data set, got {type(data).__name__}"
+        raise CurvescopeError(msg)
+    X, y = pair
+    if not isinstance(X, Tensor) or not isinstance(y, Tensor) or len(X) != len(y) or y.ndim != 1:
+        msg = f"{where}(data): needs tensors X [N, …] and y [N] with the same N"
+        raise CurvescopeError(msg)
+    if y.is_floating_point() or y.dtype == torch.bool:
+        msg = f"{where}(data): labels must be integers, got {y.dtype}; use y.long()"
+        raise CurvescopeError(msg)
+    X = X.to(device, dtype) if X.is_floating_point() else X.to(device)
+    if X.is_floating_point() and not bool(X.isfinite().all()):
+        msg = f"{where}(data): the inputs contain NaN or infinity; remove them"
+        raise CurvescopeError(msg)
+    return X, y.to(device, torch.int64)
+
+
+def check_labels(where: str, model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+    """Refuse labels that the model's outputs do not cover."""
+    was_training = model.training
+    try:
+        with torch.no_grad():
+            output = model.eval()(data[0][:2])
+    finally:
+        model.train(was_training)
+    classes = 2 if output.ndim == 1 or output.shape[1] == 1 else output.shape[1]
+    low, high = int(data[1].min()), int(data[1].max())
+    if low < 0 or high >= classes:
+        msg = (
+            f"{where}(data): labels must lie in 0 … {classes - 1}, as the model's outputs say, "
+            f"got {low} … {high}"
+        )
+        raise CurvescopeError(msg)
+
+
+def digest(data: tuple[Tensor, Tensor]) -> str:
+    """The SHA-256 of the inputs as float32 (or as they are, if integers) and of the labels."""
+    total = hashlib.sha256()
+    X, y = data
+    for tensor in (X.float() if X.is_floating_point() else X, y):
+        plain = tensor.detach().cpu().contiguous()
+        total.update(str(tuple(plain.shape)).encode())
+        total.update(plain.reshape(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()
+
+
+def split(
+    data: tuple[Tensor, Tensor], share: float, seed: int
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """A random part of the examples, and the others; the same for the same seed.
+
+    Raises:
+        CurvescopeError: If one of the two parts would be too small.
+    """
+    X, y = data
+    order = torch.randperm(len(X), generator=torch.Generator().manual_seed(seed)).to(X.device)
+    cut = round(share * len(X))
+    if cut < 1 or len(X) - cut < 8:
+        msg = f"certify(prior_split): {share:g} leaves {cut} and {len(X) - cut} examples"
+        raise CurvescopeError(msg)
+    first, rest = order[:cut], order[cut:]
+    return (X[first], y[first]), (X[rest], y[rest])
+
+
+def overlap(first: Tensor, second: Tensor) -> int:
+    """How many rows of ``second`` also occur in ``first``, byte for byte.
+
+    >>> overlap(torch.eye(3), torch.tensor([[0.0, 1.0, 0.0], [2.0, 0.0, 0.0]]))
+    1
+    """
+    known = {row.tobytes() for row in first.detach().cpu().flatten(1).float().numpy()}
+    return sum(row.tobytes() in known for row in second.detach().cpu().flatten(1).float().numpy())

@@ -1,0 +1,157 @@
+"""Methods: how a posterior is optimised. Those of DH by their names there, and our own.
+
+=============== ==================================================================================
+``"base"``      Dziugaite & Roy 2017: variances in the standard basis
+``"appr"``      variances in the Kronecker eigenbasis at the trained weights (DH, η = T)
+``"iter"``      the eigenbasis follows the posterior mean every η = 10 epochs
+``"iter(d)"``   η grows tenfold whenever the rate falls tenfold
+``"iter.m"``    like ``"iter"`` with ``E[M]`` in closed form (DH eq. 56)
+``"local"``     ours: the same family of posteriors, optimised better (see below)
+=============== ==================================================================================
+
+DH's methods minimise ``ě(Q) + √(B_RE/2)`` by RMSprop with one draw of the weights per step.
+``"local"`` differs in six ways: each example has noise of its own (local reparametrisation); the
+objective is the kl-inverse itself, through its exact derivatives; the error's surrogate is a
+sigmoid instead of a convex upper bound; each layer has its own prior variance, at its closed-form
+optimum in every step; variances start at ``1/(1/λ + β h)`` from the curvature h; and Adam works in
+the coordinates of the eigenbasis, with steps in units of the prior's standard deviation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from math import cos, pi
+
+from curvescope._checks import CurvescopeError, finite_float, one_of, positive_int
+from curvescope.certificates.bound import FORMS, PriorGrid
+
+
+@dataclass(frozen=True)
+class Method:
+    """Every choice that the optimisation of a posterior makes.
+
+    Args:
+        name: How it is called in a certificate.
+        basis: ``"standard"``, ``"kronecker"`` (eigenbasis of ``E[M] ⊗ E[xxᵀ]``) or ``"closed"``
+            (``E[M]`` from DH eq. 56; for chains of linear layers).
+        refresh: The basis is computed anew every so many epochs (0: never).
+        refresh_grows: Whether ``refresh`` is multiplied by 10 when the rate is divided by 10.
+        follow: Whether variances follow the basis when it changes; otherwise they stay at their
+            positions in the order of eigenvalues, as in the authors' code.
+        local: Whether each example has noise of its own.
+        objective: ``"root"`` (``ě + √(B_RE/2)``, DH eq. 63) or ``"kl"`` (the kl-inverse).
+        surrogate: ``"logistic"`` or ``"sigmoid"``.
+        temperature: Of the sigmoid, in units of the mean absolute margin at the start.
+        layer_priors: Whether each layer has a prior variance of its own at its closed-form optimum;
+            otherwise one variance for all is learnt by gradient descent.
+        optimizer: ``"rmsprop"`` (in the standard basis) or ``"adam"`` (in the eigenbasis, means in
+            units of the prior's standard deviation).
+        rate: The learning rate of means (and, for RMSprop, of everything).
+        deviation_rate: The learning rate of log-deviations for Adam.
+        epochs: Passes over the data.
+        batch_size: Examples in a step.
+        form: Of the final bound, ``"maurer"`` or ``"seeger"``.
+        grid: The prior variances that are allowed.
+
+    >>> posterior_method("iter").refresh, posterior_method("appr").refresh
+    (10, 0)
+    >>> posterior_method("local", epochs=50).epochs
+    50
+    """
+
+    name: str
+    basis: str = "kronecker"
+    refresh: int = 0
+    refresh_grows: bool = False
+    follow: bool = True
+    local: bool = False
+    objective: str = "root"
+    surrogate: str = "logistic"
+    temperature: float = 0.25
+    layer_priors: bool = False
+    optimizer: str = "rmsprop"
+    rate: float = 1e-3
+    deviation_rate: float = 1e-3
+    epochs: int = 2000
+    batch_size: int = 128
+    form: str = "seeger"
+    grid: PriorGrid = field(default_factory=PriorGrid)
+
+    def __post_init__(self) -> None:
+        where = "Method"
+        one_of(where, "basis", self.basis, ("standard", "kronecker", "closed"))
+        one_of(where, "objective", self.objective, ("root", "kl"))
+        one_of(where, "surrogate", self.surrogate, ("logistic", "sigmoid"))
+        one_of(where, "optimizer", self.optimizer, ("rmsprop", "adam"))
+        one_of(where, "form", self.form, FORMS)
+        positive_int(where, "refresh", self.refresh, 0)
+        positive_int(where, "epochs", self.epochs)
+        positive_int(where, "batch_size", self.batch_size)
+        for name in ("temperature", "rate", "deviation_rate"):
+            if not finite_float(where, name, getattr(self, name)) > 0:
+                msg = f"{where}: {name} must be positive, got {getattr(self, name)!r}"
+                raise CurvescopeError(msg)
+
+    @property
+    def rotated(self) -> bool:
+        """Whether the means are optimised in the coordinates of the basis."""
+        return self.optimizer == "adam"
+
+    def rate_factor(self, epoch: int) -> float:
+        """What the rates are multiplied with: ×0.1 at every fifth (DH), or half a cosine."""
+        if self.optimizer == "adam":
+            return 0.5 * (1 + cos(pi * epoch / self.epochs))
+        return 0.1 ** self._stage(epoch)
+
+    def refreshes(self, epoch: int) -> bool:
+        """Whether the basis is computed anew before this epoch (the first one is always there)."""
+        if self.refresh == 0 or self.basis == "standard" or epoch == 0:
+            return False
+        every = self.refresh * (10 ** self._stage(epoch) if self.refresh_grows else 1)
+        return epoch % every == 0
+
+    def _stage(self, epoch: int) -> int:
+        return 5 * epoch // self.epochs
+
+
+_METHODS = {
+    "base": Method("base", basis="standard"),
+    "appr": Method("appr"),
+    "iter": Method("iter", refresh=10),
+    "iter(d)": Method("iter(d)", refresh=10, refresh_grows=True),
+    "iter.m": Method("iter.m", basis="closed", refresh=10),
+    "local": Method(
+        "local",
+        refresh=10,
+        local=True,
+        objective="kl",
+        surrogate="sigmoid",
+        layer_priors=True,
+        optimizer="adam",
+        rate=0.03,
+        deviation_rate=0.03,
+        epochs=300,
+        batch_size=250,
+        form="maurer",
+        grid=PriorGrid(precision=10.0, largest=100.0),
+    ),
+}
+
+
+def posterior_method(name: str, **changes: object) -> Method:
+    """The method of this name, with some of its choices changed.
+
+    Args:
+        name: One of those above.
+        **changes: Fields of :class:`Method`.
+
+    Raises:
+        CurvescopeError: If the name or a field is unknown, or a value outside its range.
+    """
+    chosen = _METHODS[one_of("posterior_method", "name", name, _METHODS)]
+    for change in changes:
+        if change not in Method.__dataclass_fields__:
+            known = ", ".join(Method.__dataclass_fields__)
+            msg = f"posterior_method({name!r}): a method has no {change!r}; it has {known}"
+            raise CurvescopeError(msg)
+    return replace(chosen, **changes)  # type: ignore[arg-type]

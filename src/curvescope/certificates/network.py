@@ -1,0 +1,278 @@
+"""The stochastic network: a forward pass whose weights are drawn from the posterior.
+
+**Shared noise.** The weights are drawn once for the whole batch, ``W = M + U (σ ∘ ξ) Vᵀ``.
+
+**Local noise** (local reparametrisation, Kingma et al. 2015, in a rotated basis). A linear layer
+that sees one input ``x`` per example needs only ``W x``. With ``z = Vᵀx`` its coordinates in the
+basis U are ``(Uᵀ M x)_i + Σ_j σ_ij ξ_ij z_j``: independent Gaussians with the variances
+``Σ_j σ_ij² z_j²``. So each example can have weights of its own for the price of one more matrix
+product, ``y = M x + U (√((σ∘σ)(z∘z)) ∘ ε)`` with ``ε: [m]``. For one example, the layers' outputs
+have exactly the joint distribution that weights drawn from the posterior would give them, because
+the noises of different layers are independent. It needs a layer that is used once, on vectors; a
+convolution, whose positions share their weights, has shared noise.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from curvescope._checks import ModelError
+from curvescope.certificates.bases import Bases, Pair
+from curvescope.certificates.blocks import Block, Layout
+
+_TINY = 1e-20  # keeps the square root differentiable where an input is zero
+
+
+class LocalLinear(nn.Module):
+    """A linear layer with noise of its own for each example; its numbers are set before a pass."""
+
+    def __init__(self, constant_bias: Tensor | None) -> None:
+        super().__init__()
+        self.constant_bias: Tensor | None
+        self.register_buffer("constant_bias", constant_bias)
+        self.has_bias = False
+        self.pair: Pair = None
+        self.mean: Tensor
+        self.variance: Tensor
+        self.noise: Tensor
+        self.rotated = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x [M, b]ᵀ + noise``; with ``rotated`` the mean is given as ``Uᵀ [M, b] V``."""
+        z = self._coordinates(x)
+        spread = (self._product(z.square(), self.variance) + _TINY).sqrt() * self.noise
+        if self.pair is None:
+            y = self._product(x, self.mean) + spread
+        elif self.rotated:
+            y = (spread + z @ self.mean.T) @ self.pair[0].T
+        else:
+            y = self._affine(x, self.mean) + spread @ self.pair[0].T
+        return y if self.constant_bias is None else y + self.constant_bias
+
+    def _coordinates(self, x: Tensor) -> Tensor:
+        """``Vᵀ [x; 1]`` for every example; x itself in the standard basis."""
+        if self.pair is None:
+            return x
+        V = self.pair[1]
+        return torch.addmm(V[-1], x, V[:-1]) if self.has_bias else x @ V
+
+    def _product(self, z: Tensor, matrix: Tensor) -> Tensor:
+        """``z matrixᵀ``; in the standard basis the input's last coordinate is the constant 1."""
+        return self._affine(z, matrix) if self.pair is None else z @ matrix.T
+
+    def _affine(self, x: Tensor, matrix: Tensor) -> Tensor:
+        if not self.has_bias:
+            return x @ matrix.T
+        return torch.addmm(matrix[:, -1], x, matrix[:, :-1].T)
+
+
+class StochasticNetwork:
+    """A model as a function of its input and of a Gaussian over its weights.
+
+    The model itself is not touched: a copy in evaluation mode does the work.
+
+    Args:
+        model: Any module from a tensor of inputs to logits ``[B]``, ``[B, 1]`` or ``[B, C]``.
+        layout: The layout of its parameters.
+        example: A few inputs, on which the copy is tried out.
+        local: Whether linear layers get noise of their own for each example where they can.
+
+    Raises:
+        ModelError: If the copy does not compute what the model computes.
+    """
+
+    def __init__(
+        self, model: nn.Module, layout: Layout, example: Tensor, *, local: bool = True
+    ) -> None:
+        self.layout = layout
+        self._copy = copy.deepcopy(model).eval().requires_grad_(False)
+        state = {name: p.detach() for name, p in model.named_parameters()}
+        with torch.no_grad():
+            reference = self._copy(example[:4])
+            fewer = self._copy(example[:2])
+        self._local: dict[int, LocalLinear] = {}
+        if local:
+            self._make_local(example[:4])
+        self._shared = [i for i in range(len(layout.blocks)) if i not in self._local]
+        self._shared_size = sum(layout.sizes[i] for i in self._shared)
+        self._widths = [layout.blocks[i].rows for i in self._local]
+        if not torch.allclose(fewer, reference[:2], rtol=1e-3, atol=1e-5):
+            msg = (
+                "certify(model): the output for an example must not depend on the rest of its "
+                "batch; batch norm needs running statistics, fixed before the data were seen"
+            )
+            raise ModelError(msg)
+        self._check(layout.flatten(state), example[:4], reference)
+
+    @property
+    def independent(self) -> bool:
+        """Whether every example of a batch gets weights of its own."""
+        return not self._shared
+
+    def noise_size(self, examples: int) -> int:
+        """How many standard normal numbers a pass over a batch needs."""
+        return self._shared_size + examples * sum(self._widths)
+
+    def __call__(
+        self,
+        x: Tensor,
+        mean: Tensor,
+        deviation: Tensor,
+        bases: Bases,
+        noise: Tensor,
+        *,
+        rotated: bool = False,
+    ) -> Tensor:
+        """The output for weights ``mean + B (deviation ∘ ξ)``, differentiable in both.
+
+        Args:
+            x: The inputs.
+            mean: Flat; in the standard basis, or in ``bases`` with ``rotated``.
+            deviation: σ, flat, in ``bases``.
+            bases: One pair for each block.
+            noise: ``noise_size(len(x))`` standard normal numbers.
+            rotated: In which basis ``mean`` is given.
+        """
+        means, sigmas = self.layout.split(mean), self.layout.split(deviation)
+        shared, own = noise[: self._shared_size], noise[self._shared_size :]
+        pieces = own.split([len(x) * width for width in self._widths])
+        for (i, layer), piece in zip(self._local.items(), pieces, strict=True):
+            layer.mean, layer.variance = means[i], sigmas[i].square()
+            layer.pair, layer.rotated = bases.pairs[i], rotated
+            layer.noise = piece.view(len(x), -1)
+        overrides: dict[str, Tensor] = {}
+        draws = shared.split([self.layout.sizes[i] for i in self._shared])
+        for i, draw in zip(self._shared, draws, strict=True):
+            block, pair = self.layout.blocks[i], bases.pairs[i]
+            kick = sigmas[i] * draw.view(block.rows, block.columns)
+            overrides.update(_parameters(block, _weights(means[i], kick, pair, rotated)))
+        return torch.func.functional_call(self._copy, overrides, (x,))
+
+    def _make_local(self, example: Tensor) -> None:
+        """Replace every linear layer that is used once, on vectors, by one with local noise."""
+        modules = dict(self._copy.named_modules(remove_duplicate=False))
+        uses: dict[str, int] = {}
+
+        def hook(name: str) -> Callable[..., None]:
+            def count(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+                plain = output.ndim == 2 and len(output) == len(example)
+                uses[name] = uses.get(name, 0) + (1 if plain else 2)
+
+            return count
+
+        handles = [m.register_forward_hook(hook(n)) for n, m in modules.items()]
+        with torch.no_grad():
+            self._copy(example)
+        for handle in handles:
+            handle.remove()
+        for i, block in enumerate(self.layout.blocks):
+            path = block.weight.rpartition(".")[0]
+            module = modules.get(path)
+            if not block.layer or not isinstance(module, nn.Linear) or uses.get(path) != 1:
+                continue
+            constant = module.bias if block.bias is None else None
+            layer = LocalLinear(None if constant is None else constant.detach())
+            layer.has_bias = block.bias is not None
+            parent, _, name = path.rpartition(".")
+            if path:
+                setattr(modules[parent], name, layer)
+            else:
+                self._copy = layer
+            self._local[i] = layer
+
+    def _check(self, mean: Tensor, example: Tensor, reference: Tensor) -> None:
+        """Without noise the copy must compute what the model computes."""
+        zero = torch.zeros_like(mean)
+        noise = torch.zeros(self.noise_size(len(example)), dtype=mean.dtype, device=mean.device)
+        where = "certify(model)"
+        try:
+            with torch.no_grad():
+                ours = self(example, mean, zero, Bases.standard(self.layout), noise)
+        except AttributeError as error:
+            msg = f"{where}: its forward looks into a linear layer instead of calling it ({error})"
+            raise ModelError(msg) from error
+        shape = tuple(reference.shape)
+        if len(shape) not in (1, 2) or shape[0] != len(example):
+            msg = f"{where}: the output must be [B], [B, 1] or [B, C], got {list(shape)}"
+            raise ModelError(msg)
+        if not torch.allclose(ours, reference, rtol=1e-3, atol=1e-5):
+            msg = (
+                f"{where}: its output is not a function of input and weights alone; it must call "
+                "its layers as modules and draw no random numbers in evaluation mode"
+            )
+            raise ModelError(msg)
+
+
+def _weights(mean: Tensor, kick: Tensor, pair: Pair, rotated: bool) -> Tensor:
+    if pair is None:
+        return mean + kick
+    if rotated:
+        return pair[0] @ (mean + kick) @ pair[1].T
+    return mean + pair[0] @ kick @ pair[1].T
+
+
+def _parameters(block: Block, matrix: Tensor) -> dict[str, Tensor]:
+    if block.bias is None:
+        return {block.weight: matrix.reshape(block.shape)}
+    weight = matrix[:, :-1].reshape(block.shape)
+    return {block.weight: weight, block.bias: matrix[:, -1]}
+
+
+def error_rate(output: Tensor, target: Tensor) -> Tensor:
+    """Whether each example is classified wrongly, as 0 or 1 (DH eq. 59 with ``≠``).
+
+    One output per example: the positive class is predicted above zero. Several: the largest one;
+    an output that is not a number counts as an error.
+
+    >>> error_rate(torch.tensor([[0.2], [-3.0]]), torch.tensor([1, 1])).tolist()
+    [0.0, 1.0]
+    """
+    if output.ndim == 1 or output.shape[1] == 1:
+        flat = output.reshape(-1)
+        right = ((flat > 0) == (target > 0)) & ~flat.isnan()
+    else:
+        right = (output.argmax(1) == target) & ~output.isnan().any(1)
+    return (~right).to(output.dtype)
+
+
+def margins(output: Tensor, target: Tensor) -> Tensor:
+    """By how much the right answer's logit exceeds the others'; negative for an error.
+
+    >>> margins(torch.tensor([[2.0, -1.0, 0.5]]), torch.tensor([0])).tolist()
+    [1.5]
+    """
+    if output.ndim == 1 or output.shape[1] == 1:
+        return output.reshape(-1) * (2 * target - 1)
+    right = output.gather(1, target[:, None])
+    others = output.scatter(1, target[:, None], -torch.inf)
+    return right[:, 0] - others.amax(1)
+
+
+def surrogate(output: Tensor, target: Tensor, *, kind: str, temperature: float | Tensor) -> Tensor:
+    """A differentiable stand-in for the error, averaged over the batch.
+
+    ``"logistic"``: cross-entropy divided by log 2, an upper bound of the error (Dziugaite & Roy
+    2017). ``"sigmoid"``: ``1 − softmax(z/T)_y``, which tends to the error itself as the
+    temperature T falls; the posterior's own noise smooths what is left.
+
+    >>> z, y = torch.tensor([[0.0]]), torch.tensor([1])
+    >>> surrogate(z, y, kind="logistic", temperature=1.0).item()
+    1.0
+    >>> surrogate(z, y, kind="sigmoid", temperature=0.5).item()
+    0.5
+    """
+    if output.ndim == 1 or output.shape[1] == 1:
+        margin = output.reshape(-1) * (2 * target - 1)
+        if kind == "logistic":
+            return F.softplus(-margin).mean() / 0.6931471805599453
+        return torch.sigmoid(-margin / temperature).mean()
+    if kind == "logistic":
+        return F.cross_entropy(output, target) / 0.6931471805599453
+    picked = torch.softmax(output / temperature, 1).gather(1, target[:, None])
+    return 1 - picked.mean()

@@ -1,0 +1,233 @@
+"""Optimising a posterior: the loop around :class:`~curvescope.certificates.descent.Descent`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from curvescope._checks import CurvescopeError
+from curvescope.certificates.bases import Bases
+from curvescope.certificates.blocks import Layout
+from curvescope.certificates.bound import complexity
+from curvescope.certificates.curvature import CurvatureBases
+from curvescope.certificates.descent import Descent, Standing
+from curvescope.certificates.divergence import kl_inverse
+from curvescope.certificates.methods import Method
+from curvescope.certificates.network import StochasticNetwork, margins
+from curvescope.certificates.posterior import Posterior
+
+_FIRST_RHO = -3.0  # ϱ at the start: λ = e^{−6} (DH alg. 1)
+_LEAST_DEVIATION = 1e-4  # log|w| of a weight that is zero
+_FIRST_WEIGHT = 1.5  # β/n before anything is known
+_LARGEST_WEIGHT = 6.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a task has come; ``bound`` is the value that it would certify now, roughly."""
+
+    task: str
+    done: int
+    total: int
+    bound: float
+
+
+@dataclass(frozen=True)
+class Point:
+    """One epoch of the optimisation: an estimate of the bound and its parts."""
+
+    epoch: int
+    bound: float
+    error: float
+    kl: float
+
+
+@dataclass(frozen=True)
+class Optimised:
+    """A posterior, the prior variances it was optimised for, and how it got there."""
+
+    posterior: Posterior
+    prior_variances: tuple[float, ...]
+    history: tuple[Point, ...]
+
+
+def optimise(
+    model: nn.Module,
+    prior_mean: Tensor,
+    data: tuple[Tensor, Tensor],
+    method: Method,
+    *,
+    generator: torch.Generator,
+    delta: float = 0.025,
+    progress: Callable[[Progress], None] | None = None,
+    graph: bool = True,
+) -> Optimised:
+    """The posterior that ``method`` finds, starting from the model's weights (DH alg. 1).
+
+    Nothing here has to be trusted: whatever posterior comes out, the certificate is computed for it
+    afterwards. Cost of an epoch: that of one of training, times about 2 to 3.
+
+    Args:
+        model: The trained network, from whose weights the means start.
+        prior_mean: ``m₀``, flat in the order of ``Layout.of(model)``.
+        data: Inputs ``[N, …]`` and labels ``[N]`` on the model's device.
+        method: See :mod:`curvescope.certificates.methods`.
+        generator: Orders the examples and seeds the noise.
+        delta: δ of the bound.
+        progress: Called after every epoch.
+        graph: Whether steps are replayed as a CUDA graph, where there is CUDA.
+
+    Raises:
+        CurvescopeError: If the optimisation diverges.
+    """
+    layout = Layout.of(model)
+    network = StochasticNetwork(model, layout, data[0][:4], local=method.local)
+    start = layout.flatten(model.state_dict()).clone()
+    source: CurvatureBases | None = None
+    bases, curvature = Bases.standard(layout), torch.zeros_like(start)
+    if method.basis != "standard":
+        source = CurvatureBases(model, layout, data, closed=method.basis == "closed")
+        bases, curvature = source(start)
+    samples = len(data[0])
+    prior_variance, variance = _start(bases, curvature, start, prior_mean, method, samples)
+    descent = Descent(
+        network, data, method, mean=start, prior_mean=prior_mean, bases=bases, variance=variance,
+        prior_variance=prior_variance, delta=delta,
+    )  # fmt: skip
+    descent.weight.fill_(_FIRST_WEIGHT * samples)
+    descent.temperature.fill_(method.temperature * _typical_margin(network, start, data))
+    history = []
+    with stepping(descent, graph=graph) as step:
+        noise_source = _noise_source(generator, start.device)
+        for epoch in range(method.epochs):
+            if source is not None and method.refreshes(epoch):
+                bases, curvature = source(descent.mean)
+                descent.change_basis(bases)
+            descent.rate.fill_(method.rate * method.rate_factor(epoch))
+            draws = _epoch(descent, step, samples, generator, noise_source)
+            point, weight = _estimate(epoch, descent.standing(draws), samples, delta, method)
+            history.append(point)
+            if method.objective == "kl":
+                descent.weight.fill_(weight * samples)
+            if progress is not None:
+                progress(Progress("optimise", epoch + 1, method.epochs, point.bound))
+    posterior = Posterior(descent.mean, prior_mean, descent.variance, descent.bases, curvature)
+    return Optimised(posterior, descent.standing(0).prior_variances, tuple(history))
+
+
+def _start(
+    bases: Bases,
+    curvature: Tensor,
+    mean: Tensor,
+    prior_mean: Tensor,
+    method: Method,
+    samples: int,
+) -> tuple[Tensor, Tensor]:
+    """The first prior variances, one for each block, and the first posterior variances.
+
+    DH: ``λ = e^{−6}`` and ``s = w²``, with w the coordinate in the basis. Ours: the Laplace
+    approximation ``s = 1/(1/λ + β h)``, and λ by MacKay's fixed point ``λ = ‖m − m₀‖²/γ`` with
+    γ = ``Σ (1 − s/λ)``, the number of coordinates that the data determine.
+    """
+    layout = bases.layout
+    groups = len(layout.blocks)
+    if not method.layer_priors:
+        prior = torch.full((groups,), math.exp(2 * _FIRST_RHO), dtype=mean.dtype)
+        return prior.to(mean.device), bases.rotate(mean).abs().clamp_min(_LEAST_DEVIATION).square()
+    index = layout.groups(mean.device)
+
+    def total(flat: Tensor) -> Tensor:
+        return torch.stack([piece.sum() for piece in flat.split(layout.sizes)])
+
+    length = total((mean - prior_mean).square())
+    sizes = torch.tensor(layout.sizes, dtype=mean.dtype, device=mean.device)
+    prior = (length / sizes).clamp_min(1e-6)
+    push = _FIRST_WEIGHT * samples * curvature
+    for _ in range(30):
+        variance = 1 / (1 / prior[index] + push)
+        determined = total(1 - variance / prior[index]).clamp_min(1.0)
+        prior = torch.where(length > 0, length / determined, prior)
+        prior = prior.clamp(1e-6, 0.5 * method.grid.largest)
+    return prior, 1 / (1 / prior[index] + push)
+
+
+@torch.no_grad()
+def _typical_margin(network: StochasticNetwork, mean: Tensor, data: tuple[Tensor, Tensor]) -> float:
+    """The mean absolute margin at the start, the unit of the sigmoid's temperature."""
+    x, y = (tensor[:: -(-len(tensor) // 1000)] for tensor in data)
+    silence = torch.zeros(network.noise_size(len(x)), dtype=mean.dtype, device=mean.device)
+    still, standard = torch.zeros_like(mean), Bases.standard(network.layout)
+    typical = float(margins(network(x, mean, still, standard, silence), y).abs().mean())
+    return typical if 0 < typical < math.inf else 1.0
+
+
+def _epoch(
+    descent: Descent,
+    step: Callable[[], None],
+    samples: int,
+    generator: torch.Generator,
+    noise_source: torch.Generator,
+) -> int:
+    """One pass over the data in random order; an incomplete last batch waits for the next epoch."""
+    order = torch.randperm(samples, generator=generator, device=generator.device)
+    order, size = order.to(descent.index.device), len(descent.index)
+    batches = order[: samples // size * size].view(-1, size)
+    for batch in batches:
+        descent.index.copy_(batch)
+        descent.noise.normal_(generator=noise_source)
+        step()
+    return batches.numel()
+
+
+def _estimate(
+    epoch: int, standing: Standing, samples: int, delta: float, method: Method
+) -> tuple[Point, float]:
+    """The bound that the numbers of an epoch suggest, and ``β/n = logit p − logit q``."""
+    if not (math.isfinite(standing.kl) and math.isfinite(standing.error)):
+        msg = (
+            f"certify: the optimisation diverged in epoch {epoch + 1}; lower the rate, or start "
+            "from weights that classify better than chance"
+        )
+        raise CurvescopeError(msg)
+    q = min(max(standing.error, 1e-4), 0.999)
+    allowed = complexity(
+        max(standing.kl, 0.0), [], samples=samples, delta=delta, form=method.form
+    ).value
+    p = min(kl_inverse(q, allowed), 1 - 1e-6)
+    weight = min(math.log(p / (1 - p)) - math.log(q / (1 - q)), _LARGEST_WEIGHT)
+    return Point(epoch + 1, kl_inverse(q, allowed), standing.error, standing.kl), weight
+
+
+def _noise_source(generator: torch.Generator, device: torch.device) -> torch.Generator:
+    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+    return torch.Generator(device=device).manual_seed(seed)
+
+
+@contextmanager
+def stepping(descent: Descent, *, graph: bool = True) -> Iterator[Callable[[], None]]:
+    """The step as a callable: on CUDA one launch of a captured graph, elsewhere the step itself.
+
+    Capturing runs a few steps to let kernels be chosen; the variables are put back afterwards.
+    """
+    if not graph or descent.index.device.type != "cuda":
+        yield descent.step
+        return
+    device = descent.index.device
+    kept = [tensor.detach().clone() for tensor in descent.variables()]
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            descent.step()
+    torch.cuda.current_stream(device).wait_stream(stream)
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        descent.step()
+    for tensor, value in zip(descent.variables(), kept, strict=True):
+        tensor.detach().copy_(value)
+    yield captured.replay

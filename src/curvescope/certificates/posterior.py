@@ -1,0 +1,135 @@
+"""The posterior: a Gaussian whose covariance is diagonal in one basis for each layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from curvescope._checks import CurvescopeError
+from curvescope.certificates.bases import Bases, Pair
+from curvescope.certificates.blocks import Layout
+from curvescope.certificates.bound import GridPoint, PriorGrid
+from curvescope.certificates.divergence import gaussian_kl, total_upwards, upwards
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """``Q = N(m, B Diag(s) Bᵀ)`` beside the prior mean ``m₀`` (DH §6, App. G).
+
+    Args:
+        mean: ``m``, flat, in the standard basis.
+        prior_mean: ``m₀``, likewise.
+        variance: ``s``, the variances of the coordinates in ``bases``.
+        bases: ``B``, an orthonormal pair for each layer.
+        curvature: The approximate Hessian's eigenvalues of the same coordinates (zeros where there
+            is no basis), for DH fig. 7.
+    """
+
+    mean: Tensor
+    prior_mean: Tensor
+    variance: Tensor
+    bases: Bases
+    curvature: Tensor
+
+    @property
+    def layout(self) -> Layout:
+        """The layers."""
+        return self.bases.layout
+
+    def kl(self, group: int, prior_variance: float) -> float:
+        """``KL(Q_l‖N(m₀, λ I))`` of one block, rounded up.
+
+        The distance of the means does not depend on the basis. A stored basis is orthonormal up to
+        rounding, ``e = ‖UᵀU − I‖_F``; with ``f`` likewise for V the trace of the covariance grows
+        by at most ``(1+e)(1+f)`` and its log-determinant moves by at most
+        ``n √m e/(1−e) + m √n f/(1−f)``; both are added.
+        """
+        mean, variance, centre = (
+            self.layout.split(x)[group] for x in (self.mean, self.variance, self.prior_mean)
+        )
+        plain = gaussian_kl(mean, variance, centre, prior_variance)
+        pair = self.bases.pairs[group]
+        if pair is None:
+            return plain
+        e, f = (_defect(matrix) for matrix in pair)
+        if max(e, f) >= 0.01:
+            msg = f"Posterior: the basis of block {group} is not orthonormal (off by {max(e, f):g})"
+            raise CurvescopeError(msg)
+        m, n = mean.shape
+        trace = float(variance.double().sum()) / prior_variance * ((1 + e) * (1 + f) - 1)
+        logdet = n * math.sqrt(m) * e / (1 - e) + m * math.sqrt(n) * f / (1 - f)
+        return upwards(plain + 0.5 * (trace + logdet))
+
+    def best_prior(self, variances: Sequence[float], grid: PriorGrid) -> tuple[GridPoint, ...]:
+        """The better grid point next to each block's prior variance."""
+        return tuple(
+            grid.best(variance, lambda value, group=group: self.kl(group, value))  # type: ignore[misc]
+            for group, variance in enumerate(variances)
+        )
+
+    def best_common_prior(self, variance: float, grid: PriorGrid) -> GridPoint:
+        """The better grid point next to a prior variance that all blocks share."""
+        groups = range(len(self.layout.blocks))
+        return grid.best(variance, lambda value: total_upwards(self.kl(g, value) for g in groups))
+
+    def sample(self, noise: Tensor) -> Tensor:
+        """``m + B (√s ∘ noise)``, flat, for standard normal ``noise: [size]``."""
+        return self.mean + self.bases.restore(self.variance.sqrt() * noise)
+
+    def to(self, device: torch.device | str) -> Posterior:
+        """The posterior on another device."""
+        flat = {
+            name: getattr(self, name).to(device)
+            for name in ("mean", "prior_mean", "variance", "curvature")
+        }
+        return replace(self, **flat, bases=self.bases.to(device, self.mean.dtype))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything but the layout, by name."""
+        found = {
+            "mean": self.mean,
+            "prior_mean": self.prior_mean,
+            "variance": self.variance,
+            "curvature": self.curvature,
+        }
+        for block, pair in zip(self.layout.blocks, self.bases.pairs, strict=True):
+            if pair is not None:
+                found[f"{block.name}.U"], found[f"{block.name}.V"] = pair
+        return found
+
+    @classmethod
+    def from_tensors(cls, layout: Layout, tensors: Mapping[str, Tensor]) -> Posterior:
+        """The inverse of :meth:`tensors`.
+
+        Raises:
+            CurvescopeError: If the tensors are not those of a posterior on this layout.
+        """
+        flat: list[Tensor] = []
+        for name in ("mean", "prior_mean", "variance", "curvature"):
+            if name not in tensors or tuple(tensors[name].shape) != (layout.size,):
+                msg = (
+                    f"Posterior: the file must hold {name!r} with {layout.size} numbers; it "
+                    "belongs to another network, or is damaged"
+                )
+                raise CurvescopeError(msg)
+            flat.append(tensors[name])
+        pairs: list[Pair] = []
+        for block in layout.blocks:
+            U, V = tensors.get(f"{block.name}.U"), tensors.get(f"{block.name}.V")
+            pairs.append(None if U is None or V is None else (U, V))
+            if U is not None and V is not None:
+                if U.shape != (block.rows, block.rows) or V.shape != (block.columns, block.columns):
+                    msg = f"Posterior: the basis of block {block.name!r} has the wrong shape"
+                    raise CurvescopeError(msg)
+        return cls(flat[0], flat[1], flat[2], Bases(layout, tuple(pairs)), flat[3])
+
+
+def _defect(matrix: Tensor) -> float:
+    """``‖QᵀQ − I‖_F``, rounded up generously."""
+    Q = matrix.detach().double()
+    gap = Q.T @ Q - torch.eye(Q.shape[1], dtype=torch.float64, device=Q.device)
+    return float(torch.linalg.matrix_norm(gap)) * (1 + 1e-9) + Q.shape[0] ** 2 * 2.0**-52

@@ -1,0 +1,381 @@
+"""Certificates from end to end: what they say, how they are checked, and what is refused."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from curvescope import io
+from curvescope._checks import CurvescopeError
+from curvescope.certificates import (
+    Certificate,
+    Confidence,
+    certify,
+    posterior_method,
+)
+from curvescope.certificates.certificate import posterior_file
+from curvescope.certificates.divergence import kl_inverse
+from curvescope.data import Dataset, dataset
+from curvescope.networks.names import network
+from curvescope.training.weights import save_weights
+from tests.certificates.models import blobs, convnet, mlp, normal, state_of, train
+
+Trained = tuple[nn.Module, dict[str, Tensor], tuple[Tensor, Tensor]]
+quick = posterior_method("local", epochs=30, batch_size=50)
+
+
+def trained(samples: int = 400, classes: int = 2, seed: int = 0) -> Trained:
+    torch.manual_seed(seed)
+    data = blobs(samples, torch.Generator().manual_seed(seed), classes)
+    model = mlp(5, 6, 1 if classes == 2 else classes)
+    initial = state_of(model)
+    return train(model, data), initial, data
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture(scope="module")
+def example() -> tuple[Certificate, Trained]:
+    task = trained()
+    test = blobs(200, seeded(0))
+    certificate = certify(*task, generator=seeded(), method=quick, test=test, slack=0.005)
+    return certificate, task
+
+
+def test_the_numbers_fit_together(example) -> None:
+    c, (model, *_) = example
+    assert 0 < c.empirical_error < c.error_bound < c.bound < 0.5
+    assert not c.vacuous
+    assert c.bound == kl_inverse(c.error_bound, c.terms.value)
+    assert c.samples == 400
+    assert c.confidence.level == 0.965
+    assert c.kl == pytest.approx(sum(term.kl for term in c.prior))
+    assert [term.layers for term in c.prior] == [("0",), ("2",)]
+    assert all(term.variance == c.grid.variance(term.j) for term in c.prior)
+    assert c.draws.count % 400 == 0
+    assert 0 <= c.orientation.mean_train <= c.bound
+    assert c.orientation.stochastic_test is not None
+    assert "stochastic network" in c.statement
+    assert "Nothing is claimed about the network at the posterior mean" in c.statement
+    assert len(c.history) == 30
+    assert model.training  # as it was
+
+
+def test_a_certificate_survives_the_disk_and_verifies(example, tmp_path) -> None:
+    c, (model, _, data) = example
+    path = tmp_path / "certificate.json"
+    c.save(path)
+    back = Certificate.load(path)
+    assert dataclasses.replace(back, posterior_sha256="") == c
+    result = back.verify(model=model, data=data, generator=seeded(3))
+    assert result.passed, result
+    assert {check.what for check in result.checks} >= {
+        "bound", "divergence of the posterior", "examples", "fresh draws",
+    }  # fmt: skip
+    posterior_file(path).unlink()
+    alone = Certificate.load(path)
+    assert alone.posterior is None
+    assert alone.verify().passed
+    with pytest.raises(CurvescopeError, match="posterior is missing"):
+        alone.save(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda j: j.update(bound=j["bound"] - 1e-6), "bound"),
+        (lambda j: j.update(error_bound=j["error_bound"] - 1e-6), "empirical error"),
+        (lambda j: j["terms"].update(kl=j["terms"]["kl"] - 1), "terms"),
+        (lambda j: j["prior"][0].update(kl=0.0), "divergence of the posterior"),
+        (lambda j: j["prior"][0].update(penalty=0.0), "prior of 0"),
+        (lambda j: j["prior"][0].update(variance=0.5), "prior of 0"),
+        (lambda j: j["prior"].pop(), "layers"),
+        (lambda j: j["draws"].update(errors=0), "nothing"),
+    ],
+)
+def test_a_changed_number_is_found(example, tmp_path, change, what: str) -> None:
+    c, _ = example
+    path = tmp_path / "certificate.json"
+    c.save(path)
+    stored = io.read_json(path)
+    change(stored)
+    io.write_json(path, stored)
+    changed = Certificate.load(path)
+    failed = {check.what for check in changed.verify().checks if not check.passed}
+    if what == "nothing":  # the claims are weaker than the draws would allow: no lie
+        assert failed == set()
+    else:
+        assert what in failed
+
+
+def test_invented_draws_are_found_by_drawing_again(example) -> None:
+    """A certificate that is right in its arithmetic but whose draws never happened."""
+    c, (model, _, data) = example
+    lucky = dataclasses.replace(c.draws, errors=0)
+    claimed = lucky.bound(c.confidence.draws)
+    forged = dataclasses.replace(
+        c, draws=lucky, error_bound=claimed, bound=kl_inverse(claimed, c.terms.value)
+    )
+    assert forged.verify().passed
+    result = forged.verify(model=model, data=data, generator=seeded(3))
+    assert [check.what for check in result.checks if not check.passed] == ["fresh draws"]
+
+
+def test_a_smaller_divergence_than_the_posterior_s_is_found(example) -> None:
+    c, _ = example
+    prior = tuple(dataclasses.replace(term, kl=0.9 * term.kl) for term in c.prior)
+    forged = dataclasses.replace(c, prior=prior, terms=dataclasses.replace(c.terms, kl=0.9 * c.kl))
+    failed = {check.what for check in forged.verify().checks if not check.passed}
+    assert "divergence of the posterior" in failed
+
+
+def test_other_data_and_other_models_are_found(example) -> None:
+    c, (model, _, (X, y)) = example
+    result = c.verify(model=model, data=(X + 1, y), generator=seeded(3))
+    assert "examples" in [check.what for check in result.checks if not check.passed]
+    other = c.verify(model=mlp(5, 7, 1), data=(X, y), generator=seeded(3))
+    assert "fresh draws" in [check.what for check in other.checks if not check.passed]
+    with pytest.raises(CurvescopeError, match="generator must be a"):
+        c.verify(model=model, data=(X, y))
+
+
+@pytest.mark.parametrize("damage", ["format", "missing", "type", "posterior"])
+def test_damaged_files_are_refused(example, tmp_path, damage: str) -> None:
+    c, _ = example
+    path = tmp_path / "certificate.json"
+    c.save(path)
+    stored = io.read_json(path)
+    if damage == "format":
+        stored["format"] = 99
+    elif damage == "missing":
+        del stored["draws"]
+    elif damage == "type":
+        stored["confidence"]["sample"] = 2.0
+    else:
+        tensors, _ = io.read_tensors(posterior_file(path))
+        io.write_tensors(posterior_file(path), {**tensors, "mean": 0 * tensors["mean"]})
+    io.write_json(path, stored)
+    with pytest.raises(CurvescopeError, match=r"no certificate|is damaged|not the posterior"):
+        Certificate.load(path)
+
+
+def test_every_method_certifies(tmp_path) -> None:
+    model, initial, data = trained(120)
+    bounds = {}
+    for name in ("base", "appr", "iter", "iter(d)", "iter.m", "local"):
+        method = posterior_method(name, epochs=10, batch_size=40, rate=0.02)
+        c = certify(model, initial, data, generator=seeded(), method=method, slack=0.02)
+        assert c.verify().passed
+        assert len(c.prior) == (2 if name == "local" else 1)
+        bounds[name] = c.bound
+    assert bounds["local"] < min(bounds[name] for name in bounds if name != "local")
+
+
+def test_a_convolution_network_with_three_classes() -> None:
+    torch.manual_seed(0)
+    g = seeded(4)
+    y = torch.arange(150) % 3
+    pattern = normal(3 * 36, g).view(3, 1, 6, 6)
+    X = 2 * pattern[y] + 0.5 * normal(150 * 36, g).view(150, 1, 6, 6)
+    model = convnet()
+    initial = state_of(model)
+    train(model, (X, y), steps=60)
+    method = posterior_method("local", epochs=8, batch_size=50)
+    c = certify(model, initial, (X, y), generator=seeded(), method=method, slack=0.06)
+    assert c.draws.block == 100
+    assert c.bound < 0.9
+    result = c.verify(model=model, data=(X, y), generator=seeded(1))
+    assert result.passed, result
+
+
+# Refusals -----------------------------------------------------------------------------
+
+
+def test_a_prior_that_equals_the_trained_weights_is_refused() -> None:
+    model, _, data = trained(60)
+    with pytest.raises(CurvescopeError, match="prior weights equal the trained ones"):
+        certify(model, state_of(model), data, generator=seeded())
+
+
+def test_a_prior_saved_after_training_began_is_refused(tmp_path) -> None:
+    torch.manual_seed(0)
+    model = network("F-4", 5, 1)
+    data = tuple(t.float() if t.is_floating_point() else t for t in blobs(60, seeded()))
+    save_weights(tmp_path / "initial.safetensors", model, {"epoch": 0})
+    with torch.no_grad():
+        model.get_submodule("fc1").weight.add_(1)
+    save_weights(tmp_path / "later.safetensors", model, {"epoch": 3})
+    with torch.no_grad():
+        model.get_submodule("fc1").weight.add_(1)
+    with pytest.raises(CurvescopeError, match="saved after epoch 3, when training had begun"):
+        certify(model, tmp_path / "later.safetensors", data, generator=seeded())
+    method = posterior_method("local", epochs=2)
+    first = tmp_path / "initial.safetensors"
+    c = certify(model, first, data, generator=seeded(), method=method, slack=0.1)
+    assert c.source.prior_mean == "initial weights"
+    other = tuple(t.float() if t.is_floating_point() else t for t in blobs(60, seeded(9)))
+    c = certify(
+        model, tmp_path / "later.safetensors", data, generator=seeded(), method=method, slack=0.1,
+        prior_data=other,
+    )  # fmt: skip
+    assert "trained on 60 other examples" in c.statement
+
+
+def test_data_that_chose_the_prior_are_refused() -> None:
+    model, initial, (X, y) = trained(60)
+    with pytest.raises(
+        CurvescopeError, match="10 of the 60 examples were used to choose the prior"
+    ):
+        certify(model, initial, (X, y), generator=seeded(), prior_data=(X[:10], y[:10]))
+
+
+def test_fitted_statistics_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).double()
+    initial = state_of(model)
+    data = blobs(60, seeded())
+    train(model.train(), data, steps=3)
+    with pytest.raises(CurvescopeError, match=r"'1.running_mean' is no variable of the posterior"):
+        certify(model, initial, data, generator=seeded())
+    normalised = dataset("mnist-6k-2", normalise="pixel", per_class=10)
+    with pytest.raises(CurvescopeError, match="normalised by pixel statistics"):
+        certify(model, initial, normalised, generator=seeded())
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"prior_split": 1.5}, "share between 0 and 1"),
+        ({"prior_split": 0.99}, "leaves 59 and 1 examples"),
+        ({"method": "magic"}, "name must be one of"),
+        ({"generator": None}, "generator must be a"),
+        ({"data": (torch.zeros(60, 5), torch.zeros(60))}, "labels must be integers"),
+        ({"data": (torch.zeros(60, 5), torch.full((60,), 2))}, r"labels must lie in 0 … 1"),
+        ({"data": torch.zeros(60, 5)}, r"needs \(X, y\)"),
+        ({"data": (torch.zeros(60, 5), torch.zeros(59).long())}, "same N"),
+        ({"data": (torch.full((60, 5), torch.nan), torch.zeros(60).long())}, "NaN or infinity"),
+        ({"initial_state": {}}, "must hold '0.weight'"),
+        ({"initial_state": "/nowhere.safetensors"}, "cannot be read"),
+    ],
+)
+def test_misuse_is_one_sentence(settings, match: str) -> None:
+    model, initial, data = trained(60)
+    arguments = {"initial_state": initial, "data": data, "generator": seeded(), **settings}
+    with pytest.raises(CurvescopeError, match=match):
+        certify(model, **arguments)
+
+
+# Data-dependent priors, resuming ------------------------------------------------------
+
+
+def test_a_prior_trained_on_a_split(tmp_path) -> None:
+    model, initial, data = trained()
+    c = certify(model, initial, data, generator=seeded(), method=quick, prior_split=0.5, slack=0.01)
+    assert (c.samples, c.source.prior_samples) == (200, 200)
+    assert "trained on 200 other examples (data-dependent prior)" in c.statement
+    free = certify(model, initial, data, generator=seeded(), method=quick, slack=0.01)
+    assert c.kl < 0.5 * free.kl
+    path = tmp_path / "split.json"
+    c.save(path)
+    assert Certificate.load(path).verify(model=model, data=data, generator=seeded(5)).passed
+
+
+def test_a_killed_certification_goes_on(tmp_path) -> None:
+    model, initial, data = trained(100)
+    method = posterior_method("local", epochs=4, batch_size=50)
+
+    def run(checkpoint=None, progress=None, **changes) -> Certificate:
+        return certify(
+            model, initial, data, generator=seeded(), slack=0.02, checkpoint=checkpoint,
+            progress=progress, **{"method": method, **changes},
+        )  # fmt: skip
+
+    def stop(progress) -> None:
+        if progress.task == "draw":
+            raise KeyboardInterrupt
+
+    whole = run()
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, stop)
+    seen = []
+    assert run(tmp_path, seen.append) == whole
+    assert all(progress.task == "draw" for progress in seen)
+    with pytest.raises(CurvescopeError, match="another method, prior or data"):
+        run(tmp_path, method=posterior_method("local", epochs=5))
+
+
+# What the bound is worth --------------------------------------------------------------
+
+
+def test_random_labels_are_never_certified_below_chance() -> None:
+    """With coin-flip labels every classifier errs on half of all new examples: 200 of 200."""
+    method = posterior_method("local", epochs=4, batch_size=15, refresh=0)
+    below = 0
+    for seed in range(200):
+        g = seeded(seed)
+        X = torch.randn(30, 4, generator=g)
+        y = torch.randint(2, (30,), generator=g)
+        model = nn.Linear(4, 1)
+        initial = {"weight": torch.zeros(1, 4), "bias": torch.zeros(1)}
+        with torch.no_grad():  # least squares: fits the random labels as well as it can
+            solution = torch.linalg.lstsq(
+                torch.cat([X, torch.ones(30, 1)], 1), 2.0 * y - 1
+            ).solution
+            model.weight.copy_(5 * solution[:4])
+            model.bias.copy_(5 * solution[4:])
+        c = certify(model, initial, (X, y), generator=g, method=method, slack=0.1)
+        below += c.bound < 0.5
+    assert below == 0
+
+
+def test_binary_digits_are_certified_in_seconds(tmp_path) -> None:
+    """The embedded digits, 0–4 against 5–9: a non-vacuous bound, and what it says is JSON."""
+    data, test = dataset("mnist-6k-2"), dataset("mnist-6k-2", split="test")
+    model = network("T-20", (1, 28, 28), 1, generator=seeded())
+    initial = state_of(model)
+    batches = [(data.X[i::10], data.y[i::10]) for i in range(10)]
+    for _ in range(4):
+        for batch in batches:
+            train(model, batch, steps=3)
+    method = posterior_method("local", epochs=15)
+    c = certify(model, initial, data, generator=seeded(), method=method, test=test, slack=0.01)
+    assert c.bound < 0.45
+    assert c.orientation.stochastic_test is not None
+    assert c.orientation.stochastic_test < c.bound
+    assert json.loads(json.dumps(c.to_json()))["source"]["data"] == "mnist-6k-2"
+
+
+def test_a_data_set_gives_its_name_and_both_forms_agree() -> None:
+    model, initial, (X, y) = trained(60)
+    method = posterior_method("local", epochs=2)
+    named = Dataset(X, y, classes=2, name="blobs")
+    a, b = (
+        certify(model, initial, d, generator=seeded(), method=method, slack=0.1)
+        for d in (named, (X, y))
+    )
+    assert a.source.data == "blobs"
+    assert a.bound == b.bound
+
+
+def test_the_confidence_is_the_caller_s() -> None:
+    model, initial, data = trained(60)
+    method = posterior_method("local", epochs=2)
+    sure, unsure = (
+        certify(model, initial, data, generator=seeded(), method=method, slack=0.1, confidence=c)
+        for c in (Confidence(1e-6, 1e-6), Confidence(0.2, 0.2))
+    )
+    assert sure.bound > unsure.bound
+    assert unsure.confidence.level == 0.6
+
+
+@pytest.mark.gpu
+def test_a_certificate_on_the_gpu() -> None:
+    model, initial, (X, y) = trained()
+    model = model.cuda()
+    data = (X.cuda(), y.cuda())
+    c = certify(model, initial, data, generator=seeded(), method=quick, slack=0.005)
+    assert c.bound < 0.5
+    assert c.verify(model=model, data=data, generator=seeded(3)).passed
