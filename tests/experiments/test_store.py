@@ -133,6 +133,18 @@ def test_a_full_disk_leaves_finished_stages_and_no_half_file(tmp_path: Path, mon
     assert RunDirectory(tmp_path).complete
 
 
+def test_an_error_of_the_users_own_files_is_not_blamed_on_the_folder(tmp_path: Path) -> None:
+    def reads(work: Path) -> Outcome:
+        (tmp_path / "image.png").read_bytes()
+        raise AssertionError("unreachable")
+
+    with (
+        open_for_work(tmp_path / "run", CONFIG) as run,
+        pytest.raises(FileNotFoundError, match=r"image\.png"),
+    ):
+        run.compute("one", reads, seed=0)
+
+
 def test_a_crash_between_the_two_files_is_an_unfinished_stage(tmp_path: Path, monkeypatch) -> None:
     with open_for_work(tmp_path, CONFIG) as run:
         with monkeypatch.context() as patch:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -115,7 +116,7 @@ def analyse(
             display.stage("report")
             report = write_report(place, figures=None if figures else False)
     if as_json:
-        typer.echo(json.dumps(_summary(result, report), indent=2))
+        typer.echo(json.dumps(_finite(_summary(result, report)), indent=2, allow_nan=False))
     else:
         show(result, report, Console(highlight=False, soft_wrap=True))
     if not all(check.passed for _, check in result.checks()):
@@ -247,3 +248,12 @@ def _summary(run: RunDirectory, report: Path) -> dict[str, Any]:
             for stage, check in run.checks()
         ],
     }
+
+
+def _finite(value: Any) -> Any:
+    """Numbers that JSON does not have, such as the error of a single probe, become null."""
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not isfinite(value) else value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -159,14 +159,15 @@ def choose_layers(problem: Problem, layers: Sequence[str] | None) -> tuple[str, 
 
 def describe(problem: Problem, test: Problem | None, names: Mapping[str, str]) -> dict[str, Any]:
     """Model, weights, loss and data, as far as they decide the numbers."""
-    state = problem.model.state_dict()
+    weights = hashlib.sha256()
+    _update(weights, filter(_is_tensor, problem.model.state_dict().values()))
     spec = getattr(problem.model, "spec", None)
     called = names.get("model") or getattr(spec, "name", None) or type(problem.model).__name__
     return {
         "model": {
             "name": called,
             "parameters": {name: list(shape) for name, shape in problem.params.shapes.items()},
-            "weights": _digest(state.values()),
+            "weights": _short(weights),
         },
         "loss": problem.loss.name,
         "mode": problem.mode,
@@ -178,19 +179,23 @@ def describe(problem: Problem, test: Problem | None, names: Mapping[str, str]) -
 
 def _contents(problem: Problem) -> dict[str, Any]:
     """The samples of a problem by number and digest; a shuffling loader has no fixed order."""
-    tensors = [
-        leaf
-        for batch in problem.batches()
-        for leaf in pytree.tree_leaves((batch.inputs, batch.target))
-        if isinstance(leaf, Tensor)
-    ]
-    samples = sum(len(batch.target) for batch in problem.batches())
-    return {"samples": samples, "sha256": None if problem.data.shuffles else _digest(tensors)}
+    digest, samples = hashlib.sha256(), 0
+    for batch in problem.batches():
+        leaves = [t for t in pytree.tree_leaves((batch.inputs, batch.target)) if _is_tensor(t)]
+        samples += next(len(leaf) for leaf in leaves if leaf.ndim)
+        _update(digest, leaves)
+    return {"samples": samples, "sha256": None if problem.data.shuffles else _short(digest)}
 
 
-def _digest(tensors: Any) -> str:
-    digest = hashlib.sha256()
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
+def _update(digest: Any, tensors: Iterable[Tensor]) -> None:
     for tensor in tensors:
         plain = tensor.detach().cpu().contiguous().reshape(-1)
         digest.update(plain.view(torch.uint8).numpy().data)
-    return digest.hexdigest()[:32]
+
+
+def _short(digest: Any) -> str:
+    return str(digest.hexdigest()[:32])

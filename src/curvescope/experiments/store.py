@@ -38,6 +38,7 @@ from curvescope.training.folder import differences
 
 FORMAT = 1
 KIND = "analysis"
+_RECORDED = {"values", "arrays", "checks", "seed", "seconds", "finished", "environment"}
 
 
 @dataclass(frozen=True)
@@ -105,35 +106,52 @@ class RunDirectory:
         return self.path / "stages" / name
 
     def stage(self, name: str) -> Stage:
-        """A finished stage.
+        """A finished stage with its arrays.
 
         Raises:
             CurvescopeError: If it is not finished, or its files are damaged.
         """
-        where = f"RunDirectory({str(self.path)!r}).stage({name!r})"
+        record, where = self.record(name), self._where(name)
+        arrays: dict[str, Tensor] = {}
+        metadata: dict[str, str] = {}
+        if record["arrays"] is not None:
+            arrays, metadata = io.read_tensors(self.folder(name) / "arrays.safetensors")
+        if metadata.get("stamp") != record["arrays"]:
+            msg = f"{where}: its numbers and arrays are of different runs; remove the stage"
+            raise CurvescopeError(msg)
+        known = {key: record[key] for key in ("seed", "seconds", "finished", "environment")}
+        return Stage(name, record["values"], arrays, _checks_of(record), **known)
+
+    def record(self, name: str) -> dict[str, Any]:
+        """The numbers of a finished stage without its arrays, as they stand in its file.
+
+        Raises:
+            CurvescopeError: If it is not finished, or its file is damaged.
+        """
         if name not in self.expected or not self.has(name):
             done = ", ".join(self.stages) or "none"
-            msg = f"{where}: is not finished; finished are: {done}"
+            msg = f"{self._where(name)}: is not finished; finished are: {done}"
             raise CurvescopeError(msg)
         record = io.read_json(self.folder(name) / "result.json")
         try:
-            arrays: dict[str, Tensor] = {}
-            metadata: dict[str, str] = {}
-            if record["arrays"] is not None:
-                arrays, metadata = io.read_tensors(self.folder(name) / "arrays.safetensors")
-            if metadata.get("stamp") != record["arrays"]:
-                msg = f"{where}: its numbers and arrays are of different runs; remove the stage"
-                raise CurvescopeError(msg)
-            checks = tuple(Check(**check) for check in record["checks"])
-            known = {key: record[key] for key in ("seed", "seconds", "finished", "environment")}
-            return Stage(name, record["values"], arrays, checks, **known)
-        except (KeyError, TypeError):
-            msg = f"{where}: result.json is damaged; remove the stage and analyse again"
+            if not _RECORDED <= record.keys():
+                raise KeyError
+            _checks_of(record)
+        except (AttributeError, KeyError, TypeError):
+            msg = f"{self._where(name)}: result.json is damaged; remove the stage and analyse again"
             raise CurvescopeError(msg) from None
+        return record
 
     def checks(self) -> list[tuple[str, Check]]:
         """All self-checks with their stages."""
-        return [(name, check) for name in self.stages for check in self.stage(name).checks]
+        return [(name, check) for name in self.stages for check in _checks_of(self.record(name))]
+
+    def _where(self, name: str) -> str:
+        return f"RunDirectory({str(self.path)!r}).stage({name!r})"
+
+
+def _checks_of(record: Mapping[str, Any]) -> tuple[Check, ...]:
+    return tuple(Check(**check) for check in record["checks"])
 
 
 class OpenRun(RunDirectory):
@@ -163,6 +181,8 @@ class OpenRun(RunDirectory):
             outcome = work(folder / "work")
             seconds = time.perf_counter() - began
         except OSError as error:
+            if error.filename is not None and not Path(str(error.filename)).is_relative_to(folder):
+                raise  # not ours: the user's data, say
             msg = (
                 f"{str(folder)!r}: cannot be written ({error.strerror or error}); make room or "
                 "check its permissions, then run the same again: finished stages are kept"

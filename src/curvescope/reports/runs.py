@@ -92,10 +92,10 @@ def _describe(root: Path, place: Path) -> Found | None:
 def _analysis(name: str, run: RunDirectory) -> Found:
     numbers: dict[str, str] = {}
     if run.has("overview"):
-        fits = run.stage("overview").values["fits"]
+        fits = run.record("overview")["values"]["fits"]
         numbers |= _fits(fits)
     if run.has("spectrum-H"):
-        values = run.stage("spectrum-H").values
+        values = run.record("spectrum-H")["values"]
         numbers["λ₁(H)"] = f"{max(values['outliers']):.4g}"
         numbers["tr H"] = str(Number(**values["trace"]))
     state = "finished" if run.complete else f"{len(run.stages)} of {len(run.expected)} stages"
