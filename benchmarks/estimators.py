@@ -132,9 +132,11 @@ def eigenpairs(model: nn.Module, X: Tensor, y: Tensor, k: int) -> dict[str, Run]
 def density(model: nn.Module, X: Tensor, y: Tensor) -> dict[str, Run]:
     """A spectral density from 64 Lanczos steps and 2 probes."""
 
-    def ours() -> dict[str, Any]:
+    def ours(reorthogonalise: bool = True) -> dict[str, Any]:
         H = cs.Hessian(problem(model, X, y), keep=True)
-        measure = cs.spectral_measure(H, steps=64, probes=2, generator=generator())
+        measure = cs.spectral_measure(
+            H, steps=64, probes=2, reorthogonalise=reorthogonalise, generator=generator()
+        )
         measure.density()
         return {"products": measure.products}
 
@@ -146,7 +148,7 @@ def density(model: nn.Module, X: Tensor, y: Tensor) -> dict[str, Run]:
         H = HessianLinearOperator(
             model, nn.CrossEntropyLoss(), params, [(X, y)], check_deterministic=False
         )
-        lanczos_approximate_spectrum(H.to_scipy(), 64, num_repeats=2)
+        lanczos_approximate_spectrum(H, 64, num_repeats=2)
         return {}
 
     def pyhessian() -> dict[str, Any]:
@@ -155,7 +157,9 @@ def density(model: nn.Module, X: Tensor, y: Tensor) -> dict[str, Run]:
         hessian(model, nn.CrossEntropyLoss(), data=(X, y), cuda=False).density(iter=64, n_v=2)
         return {"products": 128}
 
-    return {"curvescope": ours, "curvlinops": curvlinops, "PyHessian": pyhessian}
+    runs: dict[str, Run] = {"curvescope": ours}
+    runs["curvescope, no re-orthogonalisation"] = lambda: ours(reorthogonalise=False)
+    return runs | {"curvlinops, no re-orthogonalisation": curvlinops, "PyHessian": pyhessian}
 
 
 def trace(model: nn.Module, X: Tensor, y: Tensor) -> dict[str, Run]:
@@ -224,6 +228,7 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", default=["MLP", "MLP, separated", "LeNet5"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--k", type=int, nargs="+", default=[10, 50])
+    parser.add_argument("--contestants", nargs="+", default=[""], help="parts of their names")
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -237,6 +242,7 @@ def main() -> None:
         tasks |= {"density": density(model, X, y), "trace": trace(model, X, y)}
         report["workloads"][workload] = {}
         for task, runs in tasks.items():
+            runs = {n: r for n, r in runs.items() if any(part in n for part in options.contestants)}
             result = measure(runs, grad, options.rounds, exact)
             report["workloads"][workload][task] = result
             print(workload, task)
