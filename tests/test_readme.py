@@ -19,11 +19,18 @@ PAGES_WITH_EXAMPLES = [page for page in PAGES if examples(page.read_text(encodin
 @pytest.mark.parametrize(
     "page", PAGES_WITH_EXAMPLES, ids=[str(page.relative_to(ROOT)) for page in PAGES_WITH_EXAMPLES]
 )
-def test_examples_run(page: Path) -> None:
-    """The examples of one page run in order and may use each other's names."""
+def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The examples of one page run in order and may use each other's names.
+
+    They run in an empty folder; one that begins with the comment ``# name.py`` is a file there.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     text = page.read_text(encoding="utf-8")
     namespace: dict[str, object] = {"__name__": "__example__"}
     for example in examples(text):
+        if named := re.match(r"# (\w+\.py)\n", example):
+            (tmp_path / named[1]).write_text(example, encoding="utf-8")
         # Lines keep their numbers on the page, so that a traceback points there.
         offset = text[: text.index(example)].count("\n")
         exec(compile("\n" * offset + example, str(page), "exec"), namespace)

@@ -66,7 +66,7 @@ def main() -> None:
     rows = [row for case in CASES for row in measured(*case, args)]
     header = [
         "network", "α", "change of the loss", "of the outputs", "first block, predicted",
-        "measured",         "second block, predicted", "measured", "λ_max, predicted", "measured",
+        "measured", "second block, predicted", "measured", "λ_max, predicted", "measured",
     ]  # fmt: skip
     runs.print_table(header, rows)
     at = DeepLinear((1.0, 2.0, 1.5), -1.0)

@@ -15,6 +15,7 @@ from curvescope.certificates import (
     certify,
     posterior_method,
 )
+from curvescope.certificates import evaluate as evaluation
 from curvescope.certificates.certificate import posterior_file
 from curvescope.certificates.divergence import kl_inverse
 from curvescope.data import Dataset, dataset
@@ -283,7 +284,8 @@ def test_a_prior_trained_on_a_split(tmp_path) -> None:
     assert Certificate.load(path).verify(model=model, data=data, generator=seeded(5)).passed
 
 
-def test_a_killed_certification_goes_on(tmp_path) -> None:
+def test_a_killed_certification_goes_on(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(evaluation, "_SAVE_EVERY", 0.0)
     model, initial, data = trained(100)
     method = posterior_method("local", epochs=4, batch_size=50)
 

@@ -34,6 +34,11 @@ def first(runs: Path) -> RunDirectory:
     return RunDirectory(runs / "first")
 
 
+def _is_root() -> bool:
+    """Chromium has no sandbox for root; elsewhere it keeps its own."""
+    return getattr(os, "geteuid", lambda: 1)() == 0
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     """Headless Chromium: playwright's own, or one of the system."""
@@ -41,7 +46,7 @@ def browser() -> Iterator[Any]:
         "playwright.sync_api", reason="the browser tests need playwright: pip install playwright"
     )
     with playwright.sync_playwright() as driver:
-        options: dict[str, Any] = {"args": ["--no-sandbox"] if os.geteuid() == 0 else []}
+        options: dict[str, Any] = {"args": ["--no-sandbox"] if _is_root() else []}
         if not Path(driver.chromium.executable_path).exists():
             names = ("chromium", "chromium-browser", "google-chrome")
             options["executable_path"] = next(filter(None, map(shutil.which, names)), None)

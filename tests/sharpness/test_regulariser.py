@@ -247,6 +247,20 @@ def test_training_with_the_penalty_lowers_the_trace() -> None:
     assert traces[1] < 0.8 * traces[0]
 
 
+def test_autocast() -> None:
+    """Half precision inside the model: the same penalty to its few digits."""
+    values = []
+    for enabled in (False, True):
+        model, X, y = case("cnn-batch-norm-train")
+        regulariser = TraceRegulariser("ggn", weight=1.0, generator=generator())
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            step = regulariser.objective(model.float(), X.float(), y)
+        step.total.backward()
+        values.append(step.penalty.item())
+        assert all(bool(p.grad.isfinite().all()) for p in model.parameters())
+    assert values[1] == pytest.approx(values[0], rel=0.2)
+
+
 def test_refusals() -> None:
     model, X, y = case("cnn-batch-norm-train")
     with pytest.raises(cs.CurvescopeError, match=r"kind must be one of 'hessian', 'ggn'"):

@@ -87,7 +87,8 @@ def test_the_largest_eigenvalue_of_the_rescaled_hessian_is_predicted() -> None:
 def test_the_model_is_left_alone_and_chosen_parameters_stay_chosen() -> None:
     model = mlp()
     state = copy.deepcopy(model.state_dict())
-    restricted = cs.Problem(model, problem(model).data._data[0], params=["2.weight", "4"])
+    X = torch.randn(6, 4, generator=generator(1), dtype=torch.float64)
+    restricted = cs.Problem(model, (X, torch.arange(6) % 3), params=["2.weight", "4"])
     after = rescale(restricted, "0", "2", 2.0)
     assert after.problem.params.names == ("2.weight", "4.weight", "4.bias")
     assert all(torch.equal(t, state[name]) for name, t in model.state_dict().items())

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import curvescope as cs
-from curvescope.sharpness.comparison import compare_reports, kendall, spearman
 from curvescope.sharpness.report import SharpnessReport, sharpness, sharpness_by_mode
 from tests.cases import BY_NAME, build
 from tests.tolerances import STANDARD_ERRORS
@@ -246,85 +245,7 @@ def test_refusals() -> None:
         sharpness_by_mode(problem, test=problem, generator=generator())
 
 
-# Comparison --------------------------------------------------------------------------------------
-
-
-def reports(scales: list[float]) -> dict[str, SharpnessReport]:
-    """The same directions at growing scales: the loss falls, and so do all measures of H."""
-    found = {}
-    (X, _), (Xt, _) = data(40), data(40, seed=2)
-    y, yt = X[:, :3].argmax(1), Xt[:, :3].argmax(1)
-    for scale in scales:
-        model = nn.Linear(5, 3, bias=False).double()
-        with torch.no_grad():
-            model.weight.copy_(scale * torch.eye(3, 5))
-        problem = cs.Problem(model, (X, y))
-        found[f"x{scale:g}"] = sharpness(problem, test=(Xt, yt), generator=generator())
-    return found
-
-
-def test_comparison_of_runs() -> None:
-    compared = compare_reports(reports([3.0, 6.0, 12.0]))
-    assert compared.runs == ("x3", "x6", "x12")
-    assert len(compared.table["tr G"]) == 3
-    correlation = compared.correlation("‖w‖", "test loss")
-    assert correlation.kendall == correlation.spearman == -1.0
-    assert correlation.chance == pytest.approx(1 / 3)  # two of the six orders
-    assert compared.correlation("tr G", "test loss").kendall == 1.0
-    assert "flatter goes with a lower test loss by" in compared.finding("test loss")
-    assert "tr G" in compared.finding("test loss").split(";")[0]
-    assert "nothing can be said" in compared.finding(mode="train")
-    assert (
-        compared.correlation("tr G", "test error").kendall
-        != compared.correlation("tr G", "test error").kendall
-    )  # NaN: every run has the same errors
-
-
-def test_comparison_keeps_modes_apart() -> None:
-    from dataclasses import replace
-
-    runs = reports([3.0, 6.0])
-    train = {f"{name}, train": replace(r, mode="train") for name, r in runs.items()}
-    compared = compare_reports({**runs, **train})
-    assert compared.modes == ("eval", "eval", "train", "train")
-    assert compared.correlation("tr G", "test loss", mode="train").kendall == 1.0
-
-
-def test_comparison_refuses_what_does_not_compare() -> None:
-    runs = reports([1.0, 2.0])
-    other = sharpness(cs.Problem(network(hidden=9), data()), generator=generator())
-    with pytest.raises(cs.CurvescopeError, match="at least two reports, got 1"):
-        compare_reports({"a": other})
-    with pytest.raises(cs.CurvescopeError, match="same number of parameters, got 15, 84"):
-        compare_reports({**runs, "other": other})
-    with pytest.raises(cs.CurvescopeError, match="no 'tr X' against 'test loss'"):
-        compare_reports(runs).correlation("tr X", "test loss")
-
-
-def test_rank_correlations_against_scipy() -> None:
-    from scipy import stats
-
-    g = generator(5)
-    for ties in (False, True):
-        a = torch.randn(9, generator=g)
-        b = torch.randn(9, generator=g)
-        a, b = ((a * 2).round(), (b * 2).round()) if ties else (a, b)
-        x, y = a.tolist(), b.tolist()
-        assert kendall(x, y) == pytest.approx(stats.kendalltau(x, y).statistic)
-        assert spearman(x, y) == pytest.approx(stats.spearmanr(x, y).statistic)
-
-
-def test_the_chance_of_an_order_against_scipy() -> None:
-    from scipy import stats
-
-    from curvescope.sharpness.comparison import _chance
-
-    x, y = [1.0, 2.0, 3.0, 4.0, 5.0], [2.0, 1.0, 3.0, 5.0, 4.0]
-    exact = stats.kendalltau(x, y, method="exact").pvalue
-    assert _chance(x, y, kendall(x, y)) == pytest.approx(exact)
-
-
-def test_table_covers_a_real_model() -> None:
+def test_the_same_data_twice_has_no_gap() -> None:
     model = build(BY_NAME["conv-stride-padding"].make_model, torch.float64)
     problem = cs.Problem(model, BY_NAME["conv-stride-padding"].data())
     report = sharpness(problem, test=BY_NAME["conv-stride-padding"].data(), generator=generator())

@@ -62,7 +62,8 @@ def certify(
         test: Other examples, for orientation only.
         confidence: δ and δ'; 0.025 and 0.01 by default.
         slack: How far above the empirical error its bound may lie, which decides the number of
-            draws; by default 0.001, or 0.01 where a draw needs a whole set of weights.
+            draws; by default a thirtieth of the error but at least 0.001, or 0.01 where a draw
+            needs a whole set of weights.
         prior_split: Train the prior mean on this share of the data, starting from
             ``initial_state``, and certify on the rest, starting from the prior mean.
         prior_data: Other examples that ``initial_state`` was trained on; none of them may be

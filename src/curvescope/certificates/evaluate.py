@@ -21,6 +21,7 @@ result looks good would spend confidence that nobody has paid.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ from curvescope.certificates.posterior import Posterior
 
 BLOCK = 100  # the bound counts blocks, so a larger one would only cost more
 _BATCH = 5000
-_SAVE_EVERY = 200
+_SAVE_EVERY = 1.0  # seconds between reports and saved states
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,8 @@ def evaluate(
         data: The examples that are certified on.
         generator: Seeds the draws.
         delta: δ'.
-        slack: How far above the error the bound may lie; 0.001 where every example has weights of
-            its own, 0.01 for blocks.
+        slack: How far above the error the bound may lie; by default a thirtieth of the error but
+            at least 0.001 where every example has weights of its own, 0.01 for blocks.
         checkpoint: A file for the state; the same call continues from it to the same result.
         progress: Called now and then.
 
@@ -91,9 +92,7 @@ def evaluate(
         CurvescopeError: If the checkpoint belongs to another posterior or other settings.
     """
     network = StochasticNetwork(model, posterior.layout, data[0][:4])
-    if slack is None:
-        slack = 1e-3 if network.independent else 1e-2
-    if not finite_float("certify", "slack", slack) > 0:
+    if slack is not None and not finite_float("certify", "slack", slack) > 0:
         msg = f"certify: slack must be positive, got {slack!r}"
         raise CurvescopeError(msg)
     seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
@@ -102,22 +101,26 @@ def evaluate(
     block = 1 if network.independent else min(n, BLOCK)
     with strict_precision(), torch.no_grad():
         guess = _guess(network, posterior, data, block, noise)
+        if slack is None:
+            slack = max(guess / 30, 1e-3) if network.independent else 1e-2
         count = draws_for_slack(guess, slack, delta=delta)
         rounds = -(-count // n) if network.independent else count
         state = _State(checkpoint, f"{seed} {rounds} {block} {float(posterior.mean.sum())!r}")
         errors, done = state.load(noise)
+        saved = time.monotonic()
         while done < rounds:
             if network.independent:
                 errors += _pass(network, posterior, data, noise)
             else:
                 errors += _block(network, posterior, data, block, noise)
             done += 1
-            if done % _SAVE_EVERY == 0 or done == rounds or network.independent:
+            if time.monotonic() - saved >= _SAVE_EVERY or done == rounds:
                 total = int(errors)
                 state.save(total, done, noise)
                 if progress is not None:
                     drawn = done * (n if network.independent else block)
                     progress(Progress("draw", done, rounds, total / drawn))
+                saved = time.monotonic()
     return Draws(rounds * (n if network.independent else 1), block, int(errors))
 
 

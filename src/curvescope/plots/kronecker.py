@@ -36,6 +36,7 @@ def heat_map(axes: Axes, matrix: Tensor) -> None:
     """A matrix of shares between 0 (dark) and 1 (bright).
 
     >>> figure, [[axes]] = style.panels()
+    >>> import torch
     >>> heat_map(axes, torch.eye(3))
     >>> axes.images[0].get_clim()
     (0.0, 1.0)

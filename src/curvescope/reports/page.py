@@ -62,6 +62,15 @@ def write_report(path: io.PathLike, *, figures: bool | None = None) -> Path:
     Raises:
         CurvescopeError: If it is no run directory, or jinja2 (or matplotlib, if asked for) is
             missing.
+
+    >>> import tempfile
+    >>> from curvescope.experiments.store import open_for_work
+    >>> config = {"stages": [], "model": {"name": "net"}, "data": {"name": "digits"}, "loss": "mse"}
+    >>> place = tempfile.mkdtemp()
+    >>> with open_for_work(place, {**config, "seed": 0, "dtype": "float32"}):
+    ...     report = write_report(place, figures=False)
+    >>> report.name, "<h1>net on digits</h1>" in report.read_text("utf-8")
+    ('report.html', True)
     """
     run = RunDirectory(path)
     page = render(run)

@@ -43,6 +43,10 @@ def find_runs(root: Path) -> list[Found]:
 
     Raises:
         CurvescopeError: If ``root`` is no folder that can be read.
+
+    >>> import tempfile
+    >>> find_runs(Path(tempfile.mkdtemp()))
+    []
     """
     root = root.resolve()
     if not root.is_dir() or not os.access(root, os.R_OK | os.X_OK):

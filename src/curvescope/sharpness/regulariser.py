@@ -81,10 +81,11 @@ class TraceRegulariser:
     call. Where they do, and for parameters outside linear and convolutional layers, gradients are
     taken over the whole batch, which is right as well but noisier.
 
-    Cost of a step with :meth:`objective` in plain steps, measured: about 1.8 for a fully connected
-    network, 2.4 for convolutional ones with and without batch norm (``benchmarks/sharpness.py``).
-    ``kind="hessian"`` costs the same where ``tr H = tr G``, see above, and about 6 (with batch norm
-    in train mode 9) where it does not; ``samples`` lowers that.
+    Cost of a step with :meth:`objective` in plain steps, on the CPU: about 2 for a fully connected
+    network and 2.5 for convolutional ones with or without batch norm; a call beside a plain step
+    comes to 3 and 3.5 (``benchmarks/sharpness.py``). ``kind="hessian"`` costs the same where
+    ``tr H = tr G``, see above, and about 6 (with batch norm in train mode 9) where it does not;
+    ``samples`` lowers that.
 
     Args:
         kind: ``"hessian"`` or ``"ggn"``. The Hessian's trace may be negative, and then the penalty

@@ -24,6 +24,14 @@ _WORDS = {
     "diagonal": "c = c′",
     "within": "within classes",
 }
+_COLOURS = {
+    "global": "purple",
+    "class": "blue",
+    "cross": "vermilion",
+    "diagonal": "orange",
+    "within": "green",
+}
+_MATRICES = {"G": "vermilion", "KFAC": "purple", "CFAC": "sky"}
 
 
 def build(run: RunDirectory) -> Section | None:
@@ -101,9 +109,15 @@ def _pictures(whole: ClassFindings) -> list[Chart]:
     for i, name in enumerate(SHARES):
         chosen = (makers == i).nonzero().flatten()
         if len(chosen):
-            lines[_WORDS[name]] = {"x": chosen + 1, "y": values[chosen], "kind": "points"}
+            lines[_WORDS[name]] = {
+                "x": chosen + 1,
+                "y": values[chosen],
+                "kind": "points",
+                "colour": _COLOURS[name],
+            }
     ends = [1, len(values)]
-    lines["edge of the bulk"] = {"x": ends, "y": [attribution.edge] * 2, "dashed": True}
+    edge = [attribution.edge] * 2
+    lines["edge of the bulk"] = {"x": ends, "y": edge, "dashed": True, "colour": "grey"}
     found = [
         Chart(
             "attribution",
@@ -121,14 +135,13 @@ def _pictures(whole: ClassFindings) -> list[Chart]:
 
 def _knockouts(whole: ClassFindings) -> Chart:
     """The sorted eigenvalues of G with each part subtracted: what disappears was made by it."""
-    curves = {"G": whole.whole}
+    curves = [("G", whole.whole, "ink")]
     for part, values in whole.without.items():
-        curves[f"G without {_WORDS[part]}"] = values
+        curves.append((f"G without {_WORDS[part]}", values, _COLOURS[part]))
     lines = {}
-    for name, values in curves.items():
+    for name, values, colour in curves:
         positive = values[values > 1e-10 * whole.whole[0]]
-        index = torch.arange(1, len(positive) + 1)
-        lines[name] = {"x": index, "y": positive}
+        lines[name] = {"x": _index(positive), "y": positive, "colour": colour}
     spec = charts.line_chart(
         lines,
         title="Knockouts of G",

@@ -11,8 +11,8 @@ by ``x``. From ``∂r/∂x = −r² x̂/M`` and ``∂⟨a, x̂⟩/∂x = B a / �
 
     −γ r² (c/M) x̂ − (r/M) [(Σ δ x̂) B a + (Σ a x̂) B δ],
 
-in which every tensor and every sum is already there. torch's own double backward takes about thirty
-passes over the data for this; here it takes about eight.
+in which every tensor and every sum is already there. With torch's own double backward, a long chain
+of elementwise operations, a whole training step took 8 to 26 % longer on a GPU.
 """
 
 from __future__ import annotations

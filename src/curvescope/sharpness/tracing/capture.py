@@ -89,11 +89,15 @@ class Capture(TorchFunctionMode):
         if func is F.batch_norm and _training(*args, **kwargs):
             self.interacting = True
             self._mark("batch_norm in train mode")
-            return (batch_norm if self._second_order else func)(*args, **kwargs)
+            return (batch_norm if self._prepares(args[0]) else func)(*args, **kwargs)
         result = func(*args, **kwargs)
         if not _is_affine(func, tensors) and any(t.requires_grad for t in _tensors((result,))):
             self._mark(_name(func))
         return result
+
+    def _prepares(self, x: Tensor) -> bool:
+        """Under autocast the arguments change their types on the way, which torch knows best."""
+        return self._second_order and not torch.is_autocast_enabled(x.device.type)
 
     def _mark(self, name: str) -> None:
         self.curved = self.curved or name
@@ -112,7 +116,7 @@ class Capture(TorchFunctionMode):
         if settings is None or x.ndim != dims + 2:
             return func(x, weight, bias, stride, padding, dilation, groups)
         needed = Pass()
-        if self._second_order:
+        if self._prepares(x):
             y = convolve(x, weight, bias, settings, needed)
         else:
             y = func(x, weight, bias, stride, padding, dilation, groups)
