@@ -15,10 +15,10 @@ from curvescope.certificates.evaluate import (
     evaluate,
     mean_error,
     stochastic_error,
-    strict_precision,
 )
 from curvescope.certificates.network import error_rate
 from curvescope.certificates.posterior import Posterior
+from curvescope.certificates.precision import strict_precision
 from tests.certificates.models import blobs, convnet, mlp, normal, random_bases, state_of
 
 

@@ -256,3 +256,25 @@ def test_a_captured_step_does_what_a_plain_one_does(name: str, generator) -> Non
     assert dataclasses.astuple(results[0][2])[:2] == pytest.approx(
         dataclasses.astuple(results[1][2])[:2]
     )
+
+
+class Waits(torch.nn.Module):
+    """Looks at a number on the host, which no CUDA graph can hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = torch.nn.Linear(5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x) * (1.0 if x.sum().item() < math.inf else 2.0)
+
+
+@pytest.mark.gpu
+def test_a_model_that_cannot_be_captured_is_stepped_plainly(generator, caplog) -> None:
+    model = Waits().double().cuda()
+    data = tuple(t.cuda() for t in blobs(100, generator))
+    prior = 0 * Layout.of(model).flatten(state_of(model))
+    method = posterior_method("local", epochs=3, batch_size=50)
+    found = optimise(model, prior, data, method, generator=generator)
+    assert math.isfinite(found.history[-1].bound)
+    assert "not captured" in caplog.text

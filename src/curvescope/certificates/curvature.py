@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from curvescope._checks import ModelError
 from curvescope.certificates.bases import Bases, Eigenbases
 from curvescope.certificates.blocks import Block, Layout
+from curvescope.certificates.precision import strict_precision
 from curvescope.problem.problem import Problem
 from curvescope.structure.factors import kronecker_factors
 
@@ -51,6 +52,7 @@ class CurvatureBases:
         if closed:
             self._check_chain()
 
+    @strict_precision()
     def __call__(self, mean: Tensor) -> tuple[Bases, Tensor]:
         """The bases at the weights ``mean``, and the curvature of each coordinate."""
         with torch.no_grad():

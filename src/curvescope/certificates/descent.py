@@ -24,6 +24,7 @@ from torch import Tensor
 from curvescope.certificates.bases import Bases
 from curvescope.certificates.methods import Method
 from curvescope.certificates.network import StochasticNetwork, error_rate, surrogate
+from curvescope.certificates.precision import strict_precision
 
 _BETAS = (0.9, 0.999)  # Adam
 _ALPHA = 0.9  # RMSprop, as Dziugaite & Roy
@@ -73,8 +74,9 @@ class Descent:
         self._delta = delta
         self.bases = bases.clone()
         self.prior_standard = prior_mean
-        centre = bases.rotate(prior_mean) if method.rotated else prior_mean
-        start = bases.rotate(mean) if method.rotated else mean
+        with strict_precision():
+            centre = bases.rotate(prior_mean) if method.rotated else prior_mean
+            start = bases.rotate(mean) if method.rotated else mean
         self._prior = centre.clone()
         self._theta = torch.stack([start, 0.5 * variance.log()]).requires_grad_()
         self._first = torch.zeros_like(self._theta.detach())
@@ -191,7 +193,8 @@ class Descent:
     def mean(self) -> Tensor:
         """The means now, in the standard basis."""
         mean = self._theta.detach()[0]
-        return self.bases.restore(mean) if self.method.rotated else mean.clone()
+        with strict_precision():
+            return self.bases.restore(mean) if self.method.rotated else mean.clone()
 
     @property
     def variance(self) -> Tensor:
@@ -199,6 +202,7 @@ class Descent:
         return (2 * self._theta.detach()[1]).exp()
 
     @torch.no_grad()
+    @strict_precision()
     def change_basis(self, bases: Bases) -> None:
         """Go over to new bases: means turn, variances follow (or stay, as the method says).
 

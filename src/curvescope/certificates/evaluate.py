@@ -22,8 +22,7 @@ result looks good would spend confidence that nobody has paid.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +35,7 @@ from curvescope.certificates.bound import draws_for_slack, monte_carlo_bound
 from curvescope.certificates.network import StochasticNetwork, error_rate
 from curvescope.certificates.optimise import Progress
 from curvescope.certificates.posterior import Posterior
+from curvescope.certificates.precision import strict_precision
 
 BLOCK = 100  # the bound counts blocks, so a larger one would only cost more
 _BATCH = 5000
@@ -234,16 +234,3 @@ class _State:
                 "noise": noise.get_state(),
             }
             io.write_tensors(self._path, tensors, {"key": self._key})
-
-
-@contextmanager
-def strict_precision() -> Iterator[None]:
-    """Full float32 products on tensor cores for a while; the user's settings come back."""
-    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(products)
-        torch.backends.cudnn.allow_tf32 = convolutions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ from curvescope.certificates.divergence import kl_inverse
 from curvescope.certificates.methods import Method
 from curvescope.certificates.network import StochasticNetwork, margins
 from curvescope.certificates.posterior import Posterior
+
+log = logging.getLogger("curvescope")
 
 _FIRST_RHO = -3.0  # ϱ at the start: λ = e^{−6} (DH alg. 1)
 _LEAST_DEVIATION = 1e-4  # log|w| of a weight that is zero
@@ -212,13 +215,25 @@ def _noise_source(generator: torch.Generator, device: torch.device) -> torch.Gen
 def stepping(descent: Descent, *, graph: bool = True) -> Iterator[Callable[[], None]]:
     """The step as a callable: on CUDA one launch of a captured graph, elsewhere the step itself.
 
-    Capturing runs a few steps to let kernels be chosen; the variables are put back afterwards.
+    Capturing runs a few steps to let kernels be chosen; the variables are put back afterwards. A
+    model that cannot be captured (its forward waits for the device) is stepped plainly.
     """
     if not graph or descent.index.device.type != "cuda":
         yield descent.step
         return
-    device = descent.index.device
     kept = [tensor.detach().clone() for tensor in descent.variables()]
+    try:
+        step: Callable[[], None] = _captured(descent)
+    except RuntimeError as error:
+        log.warning("certify: steps are not captured as a CUDA graph (%s)", error)
+        step = descent.step
+    for tensor, value in zip(descent.variables(), kept, strict=True):
+        tensor.detach().copy_(value)
+    yield step
+
+
+def _captured(descent: Descent) -> Callable[[], None]:
+    device = descent.index.device
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
@@ -228,6 +243,4 @@ def stepping(descent: Descent, *, graph: bool = True) -> Iterator[Callable[[], N
     captured = torch.cuda.CUDAGraph()
     with torch.cuda.graph(captured):
         descent.step()
-    for tensor, value in zip(descent.variables(), kept, strict=True):
-        tensor.detach().copy_(value)
-    yield captured.replay
+    return captured.replay
