@@ -1,6 +1,7 @@
 """The curvature of neural networks: exact where possible, with error bars where not."""
 
 from curvescope._checks import CurvescopeError, ModelError
+from curvescope.certificates import Certificate, certify
 from curvescope.data import Dataset, dataset, gaussian_mixture
 from curvescope.networks import NetworkSpec, initialise, network
 from curvescope.operators.algebra import deflate, knockout
@@ -70,6 +71,7 @@ from curvescope.training import (
 )
 
 __all__ = [
+    "Certificate",
     "ClassStructure",
     "CurvescopeError",
     "Dataset",
@@ -102,6 +104,7 @@ __all__ = [
     "autocorrelation_structure",
     "autocorrelation_table",
     "block_lanczos",
+    "certify",
     "cfac",
     "class_knockouts",
     "class_structure",

@@ -38,7 +38,7 @@ from curvescope.certificates.posterior import Posterior
 from curvescope.certificates.precision import strict_precision
 
 BLOCK = 100  # the bound counts blocks, so a larger one would only cost more
-_BATCH = 5000
+_BATCH = 2000
 _SAVE_EVERY = 1.0  # seconds between reports and saved states
 
 
