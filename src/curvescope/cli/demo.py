@@ -46,7 +46,7 @@ def show(result: Demonstration, console: Console) -> None:
     console.print()
     verdict = "[green]consistent[/green]" if result.consistent else "[red]inconsistent[/red]"
     gap = _plus_minus(result.discrepancy)
-    console.print(f"Self-check: Tr H − Tr G − Tr E = {gap}, from independent probes: {verdict}")
+    console.print(f"Self-check: Tr H less n · mean of H's spectrum = {gap}: {verdict}")
 
 
 def _table(result: Demonstration) -> Table:

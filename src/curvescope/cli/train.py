@@ -19,6 +19,7 @@ from torch import nn
 from curvescope._checks import CurvescopeError, one_of
 from curvescope.data import Dataset, dataset
 from curvescope.data.normalise import KINDS, Kind
+from curvescope.experiments.load import choose_device
 from curvescope.networks.names import network as build
 from curvescope.training import loop
 from curvescope.training.recipe import Recipe
@@ -79,7 +80,7 @@ def train(
         loss=loss,
         checkpoints=_epochs(checkpoints),
     )
-    home = _device(device)
+    home = choose_device(device)
     kind = cast(Kind, one_of("train", "--normalise", normalise, KINDS))
     splits = _load(data, root=root, normalise=kind, per_class=per_class, seed=data_seed)
     outputs = 1 if loss == "binary_logistic" else splits[0].classes
@@ -157,19 +158,6 @@ def _epochs(text: str) -> tuple[int, ...]:
     except ValueError:
         msg = f"train: --checkpoints must be epochs with commas between, as 1,10,100, got {text!r}"
         raise CurvescopeError(msg) from None
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        msg = f"train: --device {name!r} cannot be used ({reason}); use auto or cpu"
-        raise CurvescopeError(msg) from None
-    return device
 
 
 def _load(

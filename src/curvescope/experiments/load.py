@@ -166,7 +166,7 @@ def choose_device(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        msg = f"--device {name!r}: cannot be used ({reason}); use auto or cpu"
+        msg = f"--device {name!r} cannot be used ({reason}); use auto or cpu"
         raise CurvescopeError(msg) from None
     return device
 
