@@ -1,0 +1,1 @@
+"""Every figure and table of the four papers that can be computed, by name."""

@@ -1,0 +1,5 @@
+"""Entries for *Dissecting Hessian* (DH)."""
+
+from curvescope.catalogue.entry import Entry
+
+ENTRIES: tuple[Entry, ...] = ()

@@ -1,0 +1,5 @@
+"""Entries for *Flatness is a False Friend* (FF)."""
+
+from curvescope.catalogue.entry import Entry
+
+ENTRIES: tuple[Entry, ...] = ()

@@ -1,0 +1,148 @@
+"""Pictures as data: what is drawn, without how; saved with the numbers, drawn from them alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+Values = Sequence[float] | Tensor
+Scaling = Literal["linear", "log", "symlog"]
+Kind = Literal["line", "points", "steps", "bars"]
+_DIGITS = 6  # what a picture can show; files stay small
+
+
+@dataclass(frozen=True)
+class Curve:
+    """``y`` against ``x``, with a band from ``low`` to ``high`` where there is one.
+
+    >>> Curve.of("squares", [1, 2], torch.tensor([1.0, 4.0])).y
+    (1.0, 4.0)
+    """
+
+    label: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    low: tuple[float, ...] | None = None
+    high: tuple[float, ...] | None = None
+    kind: Kind = "line"
+    colour: int | None = None  # index in the style's cycle; by default the place in the panel
+
+    @classmethod
+    def of(
+        cls,
+        label: str,
+        x: Values | None,
+        y: Values,
+        *,
+        low: Values | None = None,
+        high: Values | None = None,
+        kind: Kind = "line",
+        colour: int | None = None,
+    ) -> Curve:
+        """From lists or tensors; ``x`` is 1, 2, … by default."""
+        values = _plain(y)
+        places = _plain(range(1, len(values) + 1) if x is None else x)
+        band = [None if side is None else _plain(side) for side in (low, high)]
+        return cls(label, places, values, band[0], band[1], kind, colour)
+
+    @classmethod
+    def mean(
+        cls,
+        label: str,
+        x: Values | None,
+        samples: Tensor,
+        *,
+        kind: Kind = "line",
+        colour: int | None = None,
+    ) -> Curve:
+        """The mean over the rows of ``samples``, with a band of one standard deviation."""
+        middle = samples.mean(0)
+        spread = samples.std(0) if len(samples) > 1 else torch.zeros_like(middle)
+        low, high = middle - spread, middle + spread
+        return cls.of(label, x, middle, low=low, high=high, kind=kind, colour=colour)
+
+
+@dataclass(frozen=True)
+class Image:
+    """A matrix as a heat map, rows from the top; colours go from ``low`` to ``high``."""
+
+    values: tuple[tuple[float, ...], ...]
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Tensor, *, low: float | None = None, high: float | None = None) -> Image:
+        """From a matrix; by default the colours span its values."""
+        rows = tuple(_plain(row) for row in values)
+        return cls(
+            rows,
+            float(values.min()) if low is None else low,
+            float(values.max()) if high is None else high,
+        )
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes: curves over each other, or one heat map."""
+
+    title: str = ""
+    xlabel: str = ""
+    ylabel: str = ""
+    curves: tuple[Curve, ...] = ()
+    image: Image | None = None
+    xscale: Scaling = "linear"
+    yscale: Scaling = "linear"
+    lines: Mapping[str, float] | None = None  # vertical lines: label -> x
+    ylim: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Panels in a grid, and what one sees in them."""
+
+    name: str  # the file's name, without an ending
+    caption: str
+    panels: tuple[Panel, ...]
+    columns: int = 2
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain lists and dictionaries."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Picture:
+        """What :meth:`to_json` wrote.
+
+        >>> picture = Picture("p", "two points", (Panel(curves=(Curve.of("c", None, [2, 3]),)),))
+        >>> Picture.from_json(picture.to_json()) == picture
+        True
+        """
+        return cls(
+            name=found["name"],
+            caption=found["caption"],
+            panels=tuple(_panel(panel) for panel in found["panels"]),
+            columns=found["columns"],
+        )
+
+
+def _curve(found: Mapping[str, Any]) -> Curve:
+    values = {k: None if found[k] is None else tuple(found[k]) for k in ("x", "y", "low", "high")}
+    return Curve(**{**found, **values})
+
+
+def _panel(found: Mapping[str, Any]) -> Panel:
+    curves = tuple(_curve(curve) for curve in found["curves"])
+    image = found["image"]
+    if image is not None:
+        image = Image(tuple(tuple(row) for row in image["values"]), image["low"], image["high"])
+    limits = None if found["ylim"] is None else tuple(found["ylim"])
+    return Panel(**{**found, "curves": curves, "image": image, "ylim": limits})
+
+
+def _plain(values: Values | range) -> tuple[float, ...]:
+    numbers = values.tolist() if isinstance(values, Tensor) else values
+    return tuple(float(f"{float(number):.{_DIGITS}g}") for number in numbers)
