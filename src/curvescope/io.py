@@ -62,6 +62,24 @@ def atomic(path: PathLike) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
+def make_folder(path: PathLike) -> Path:
+    """A folder with all above it, made if it is not there.
+
+    Raises:
+        CurvescopeError: If it cannot be made.
+
+    >>> import tempfile
+    >>> make_folder(Path(tempfile.mkdtemp()) / "a" / "b").name
+    'b'
+    """
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        msg = f"{str(path)!r}: cannot be made ({error.strerror}); name another folder"
+        raise CurvescopeError(msg) from None
+    return Path(path)
+
+
 def write_json(path: PathLike, obj: Any) -> None:
     """Write ``obj`` as indented JSON; dataclasses become objects, tuples become arrays.
 

@@ -55,7 +55,7 @@ class Settings:
             tensors, _ = io.read_tensors(file)
             return {name: tensor.to(self.device) for name, tensor in tensors.items()}
         tensors = {name: tensor.contiguous() for name, tensor in compute().items()}
-        file.parent.mkdir(parents=True, exist_ok=True)
+        io.make_folder(file.parent)
         io.write_tensors(file, {name: tensor.cpu() for name, tensor in tensors.items()})
         return tensors
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -25,8 +26,6 @@ class Subject:
 
     def at_start(self) -> nn.Module:
         """A copy of the network with its initial weights."""
-        import copy
-
         model = copy.deepcopy(self.model)
         model.load_state_dict(self.initial)
         return model
@@ -82,6 +81,7 @@ def trained(
         for seed, model in zip(seeds, models, strict=True):
             state = model.state_dict().items()
             weights |= {f"seed{seed}.{k}": value.cpu().contiguous() for k, value in state}
+        io.make_folder(file.parent)
         io.write_tensors(file, weights)
     for seed, model in zip(seeds, models, strict=True):
         start = f"seed{seed}."

@@ -18,6 +18,7 @@ from curvescope.cli.analyse import analyse
 from curvescope.cli.certify import certify
 from curvescope.cli.data import data
 from curvescope.cli.demo import demo
+from curvescope.cli.reproduce import reproduce
 from curvescope.cli.train import train
 from curvescope.cli.view import view
 
@@ -36,6 +37,7 @@ app.command()(train)
 app.command()(analyse)
 app.command("analyze", hidden=True)(analyse)
 app.command()(certify)
+app.command()(reproduce)
 app.command()(view)
 app.add_typer(data, name="data")
 

@@ -1,0 +1,113 @@
+"""The folder of a reproduction: a page in Markdown and the pictures, from its outcome alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from curvescope.catalogue.entry import Row
+from curvescope.catalogue.listing import entries
+from curvescope.catalogue.record import Record, load
+from curvescope.io import atomic
+from curvescope.plots import style
+from curvescope.plots.pictures import draw
+
+
+def write(folder: Path, record: Record) -> Path:
+    """Write ``outcome.json``, the pictures (``.png`` and ``.svg``) and ``README.md``.
+
+    ``folder/INDEX.md`` then lists all entries that are there. Returns the path of the page.
+    """
+    record.save(folder)
+    place = folder / record.entry
+    for picture in record.outcome.pictures:
+        figure = draw(picture)
+        for kind in ("png", "svg"):
+            style.save(figure, place / f"{picture.name}.{kind}")
+    page = place / "README.md"
+    _write(page, markdown(record))
+    _write(folder / "INDEX.md", index(folder))
+    return page
+
+
+def markdown(record: Record) -> str:
+    """The page of one entry."""
+    outcome = record.outcome
+    device = record.environment.get("device", "cpu")
+    lines = [
+        f"# {record.entry}",
+        "",
+        f"{record.source}. {record.shows}",
+        "",
+        f"Made by `curvescope reproduce {record.entry} --scale {record.scale} --seed {record.seed}`"
+        f" in {_time(record.seconds)} ({device}, torch {record.environment.get('torch', '?')}); "
+        "everything is in `outcome.json`.",
+        "",
+        table(outcome.rows),
+    ]
+    for note in outcome.notes:
+        lines += [f"- {note}"]
+    for picture in outcome.pictures:
+        lines += ["", f"![{picture.name}]({picture.name}.png)", "", picture.caption]
+    return "\n".join(lines) + "\n"
+
+
+def table(rows: tuple[Row, ...]) -> str:
+    """The paper's numbers beside ours, in Markdown.
+
+    >>> print(table((Row("peak", 121.0, paper=120, low=115, high=125),)))
+    | | paper | ours | as in the paper |
+    |---|---|---|---|
+    | peak | 120 (115 … 125) | **121** | yes |
+    <BLANKLINE>
+    """
+    lines = ["| | paper | ours | as in the paper |", "|---|---|---|---|"]
+    for row in rows:
+        verdict = {True: "yes", False: "**no**", None: ""}[row.agrees]
+        note = f"{verdict}; {row.note}" if verdict and row.note else verdict or row.note
+        lines.append(f"| {row.what} | {published(row)} | **{row.ours:.4g}** | {note} |")
+    return "\n".join(lines) + "\n"
+
+
+def published(row: Row) -> str:
+    """The paper's value and range in words."""
+    value = "" if row.paper is None else f"{row.paper:.6g}"
+    if row.low is None and row.high is None:
+        return value or "–"
+    if row.low is None:
+        span = f"≤ {row.high:.6g}"
+    elif row.high is None:
+        span = f"≥ {row.low:.6g}"
+    else:
+        span = f"{row.low:.6g} … {row.high:.6g}"
+    return f"{value} ({span})" if value else span
+
+
+def index(folder: Path) -> str:
+    """All entries of the catalogue, with what this folder holds of them."""
+    lines = [
+        "# The catalogue, and what is here of it",
+        "",
+        "`curvescope reproduce list` shows all entries, `curvescope reproduce NAME --scale SCALE`",
+        "computes one.",
+        "",
+        "| entry | source | scale | outcome | time |",
+        "|---|---|---|---|---|",
+    ]
+    for entry in entries():
+        record = load(folder, entry.name)
+        if record is None:
+            lines.append(f"| {entry.name} | {entry.source} | – | not computed here | |")
+            continue
+        link = f"[{entry.name}]({entry.name}/README.md)"
+        time = _time(record.seconds)
+        lines.append(f"| {link} | {entry.source} | {record.scale} | {record.verdict} | {time} |")
+    return "\n".join(lines) + "\n"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 100 else f"{seconds / 60:.1f} min"
+
+
+def _write(path: Path, text: str) -> None:
+    with atomic(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")

@@ -1,0 +1,162 @@
+"""The catalogue from the command line, with entries of its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from curvescope._checks import CurvescopeError
+from curvescope.catalogue import listing
+from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
+from curvescope.catalogue.pictures import Curve, Image, Panel, Picture
+from curvescope.catalogue.record import load
+from curvescope.cli import app
+from curvescope.cli import reproduce as command
+
+CALLS: list[Settings] = []
+
+
+def toy(settings: Settings) -> Outcome:
+    CALLS.append(settings)
+    settings.tell("counting")
+    kept = settings.once("toy/part", lambda: {"x": torch.arange(3.0)})
+    panels = (
+        Panel(
+            title="curves",
+            curves=(
+                Curve.of("line", None, kept["x"] + 1),
+                Curve.mean("mean", None, torch.tensor([[1.0, 2.0], [3.0, 2.0]])),
+                Curve.of("bars", None, [1.0, 2.0], kind="bars"),
+                Curve.of("points", None, [1.0, 2.0], low=[0.5, 1], high=[2, 3], kind="points"),
+            ),
+            yscale="log",
+            lines={"here": 2.0},
+        ),
+        Panel(title="heat", image=Image.of(torch.eye(3))),
+        Panel(title="steps", curves=(Curve.of("s", [0, 1], [0, 1], kind="steps"),)),
+    )
+    rows = (Row("two", 2.0, paper=2.1, low=1.9, high=2.2), Row("three", 3.0, high=2.0))
+    return Outcome(rows, (Picture("toy", "A picture.", panels),), {"n": 3}, ("A note.",))
+
+
+def failing(settings: Settings) -> Outcome:
+    raise KeyboardInterrupt
+
+
+TOY = Entry("toys/toy", "toy fig. 1", "Counts.", {"smoke": "nothing", "small": "nothing"}, toy)
+STOPS = Entry("toys/stops", "toy fig. 2", "Never ends.", {"smoke": "nothing"}, failing)
+
+
+@pytest.fixture(autouse=True)
+def catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
+    CALLS.clear()
+    for module in (listing, command):
+        monkeypatch.setattr(module, "entries", lambda: (TOY, STOPS))
+    monkeypatch.setattr("curvescope.reports.reproduction.entries", lambda: (TOY, STOPS))
+
+
+def test_an_entry_is_computed_once_and_leaves_page_and_pictures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["reproduce", "toys/toy", "--out", str(tmp_path), "--quiet"]
+    assert app.run(arguments) == 0
+    printed = capsys.readouterr().out
+    assert "as in the paper" in printed
+    assert "differs" in printed
+    place = tmp_path / "toys" / "toy"
+    names = sorted(file.name for file in place.iterdir())
+    assert names == ["README.md", "outcome.json", "toy.png", "toy.svg"]
+    page = (place / "README.md").read_text()
+    assert "| two | 2.1 (1.9 … 2.2) | **2** | yes |" in page
+    assert "| three | ≤ 2 | **3** | **no** |" in page
+    assert "1 of 2 as in the paper" in (tmp_path / "INDEX.md").read_text()
+    assert app.run(arguments) == 0
+    assert len(CALLS) == 1
+    assert app.run([*arguments, "--again"]) == 0
+    assert len(CALLS) == 2
+
+
+def test_what_was_written_is_read_back_and_drawn_again(tmp_path: Path) -> None:
+    assert app.run(["reproduce", "toys/toy", "--out", str(tmp_path), "--quiet"]) == 0
+    record = load(tmp_path, "toys/toy")
+    assert record is not None
+    assert record.outcome.rows == toy(Settings("smoke", tmp_path / "work")).rows
+    picture = tmp_path / "toys" / "toy" / "toy.svg"
+    before = picture.read_bytes()
+    picture.unlink()
+    calls = len(CALLS)
+    assert app.run(["reproduce", "toys/toy", "--out", str(tmp_path), "--redraw", "--quiet"]) == 0
+    assert picture.read_bytes() == before
+    assert len(CALLS) == calls
+
+
+def test_a_part_that_is_finished_is_not_computed_again(tmp_path: Path) -> None:
+    settings = Settings("smoke", tmp_path)
+    assert settings.once("a/b", lambda: {"x": torch.ones(2)})["x"].tolist() == [1, 1]
+    assert settings.once("a/b", lambda: {"x": torch.zeros(2)})["x"].tolist() == [1, 1]
+    other = Settings("smoke", tmp_path, seed=1)
+    assert other.once("a/b", lambda: {"x": torch.zeros(2)})["x"].tolist() == [0, 0]
+
+
+def test_the_list_names_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.run(["reproduce", "toys", "--out", str(tmp_path), "--quiet"]) == 130
+    capsys.readouterr()
+    assert app.run(["reproduce", "list", "--out", str(tmp_path), "--json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)
+    assert first["outcome"]["rows"][0]["paper"] == 2.1
+    assert second["outcome"] is None
+    assert app.run(["reproduce", "--out", str(tmp_path)]) == 0
+    assert "here: smoke, 1 of 2" in capsys.readouterr().out
+
+
+def test_an_interrupted_entry_leaves_nothing_half_written(tmp_path: Path) -> None:
+    assert app.run(["reproduce", "toys/stops", "--out", str(tmp_path), "--quiet"]) == 130
+    assert load(tmp_path, "toys/stops") is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["nothing"], "there is no entry 'nothing'; entries are toys/toy, toys/stops"),
+        (["toys/toy", "--scale", "huge"], "--scale must be one of 'smoke', 'small', 'paper'"),
+        (["toys/stops", "--scale", "paper"], "toys/stops has no scale 'paper'; it has smoke"),
+        (["toys/stops", "--redraw"], "has no outcome to draw"),
+        (["toys/toy", "--device", "abacus"], "abacus"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
+) -> None:
+    assert app.run(["reproduce", *arguments, "--out", str(tmp_path / "out")]) == 2
+    assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_scale_is_not_written_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["reproduce", "toys/toy", "--out", str(tmp_path), "--quiet"]
+    assert app.run(arguments) == 0
+    assert app.run([*arguments, "--scale", "small"]) == 2
+    assert "holds scale 'smoke', seed 0; name another --out" in capsys.readouterr().err
+
+
+def test_a_damaged_outcome_is_named(tmp_path: Path) -> None:
+    place = tmp_path / "toys" / "toy"
+    place.mkdir(parents=True)
+    (place / "outcome.json").write_text('{"format": 1}')
+    with pytest.raises(CurvescopeError, match="not an outcome of the catalogue"):
+        load(tmp_path, "toys/toy")
+    (place / "outcome.json").write_text('{"format": 9}')
+    with pytest.raises(CurvescopeError, match="written by another version"):
+        load(tmp_path, "toys/toy")
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    out = str(tmp_path / "file" / "out")
+    assert app.run(["reproduce", "toys/toy", "--out", out, "--work", str(tmp_path), "-q"]) == 2
+    assert "cannot be made" in capsys.readouterr().err
