@@ -20,7 +20,7 @@ from torch import Tensor
 from curvescope.linearisation.memory import held
 from curvescope.linearisation.outputs import Mix
 from curvescope.linearisation.recorder import Recorder
-from curvescope.linearisation.rules import Untraceable
+from curvescope.linearisation.rules import Known, Untraceable
 from curvescope.linearisation.tape import Program, Step, cut
 from curvescope.problem.batches import Batch
 from curvescope.problem.losses import LossAt
@@ -102,6 +102,12 @@ class TapeBatch(LinearisedBatch):
         self._sizes = recorder.sizes
         self._release()
         return gradients
+
+    def condense(self) -> None:
+        """Make the steps faster for many products, by what is constant in their numbers."""
+        known: Known = {}
+        self._forward = [step.condensed(known) for step in self._forward]
+        self._backward = [step.condensed(known) for step in self._backward]
 
     def pull_back(self, u: Tensor) -> Columns:
         """``Jᵀ u`` without recording, for a batch that is used once; the graph is freed."""

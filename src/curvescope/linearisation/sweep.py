@@ -102,12 +102,14 @@ class Sweep:
 
     # Linearising --------------------------------------------------------------------------------
 
-    def _linearise(self, batch: Batch, *, second_order: bool) -> LinearisedBatch:
-        """A batch ready for repeated products."""
+    def _linearise(self, batch: Batch, *, second_order: bool, kept: bool = True) -> LinearisedBatch:
+        """A batch ready for products, many of them if it is ``kept``."""
         if self._engine == "tape":
             tape = TapeBatch(self.problem, batch)
             u = None if second_order else torch.ones_like(tape.output)
             tape.record_backward(u, second_order=second_order)
+            if kept:
+                tape.condense()
             return tape
         with explain_failure(self.problem, batch):
             return GraphBatch(self.problem, batch)
@@ -262,7 +264,7 @@ class Sweep:
             if mix.residual == 0.0 and self._engine == "tape":
                 count += self._stream_pull_back(batch, mix, space, rows, total, columns)
                 continue
-            linearised = self._linearise(batch, second_order=mix.residual != 0.0)
+            linearised = self._linearise(batch, second_order=mix.residual != 0.0, kept=False)
             self._accumulate(linearised, mix, space, rows, total, columns)
             count += linearised.count
         return total, count

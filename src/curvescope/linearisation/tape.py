@@ -14,12 +14,13 @@ some results need: restricting it to one layer's parameters leaves out everythin
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from curvescope.linearisation.rules import LinearStep
+from curvescope.linearisation.rules import Known, LinearStep, Outputs
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,32 @@ class Step:
     sources: tuple[int | None, ...]
     targets: tuple[int | None, ...]
 
+    def condensed(self, known: Known) -> Step:
+        """The step with the faster form of its map, where there is one."""
+        if self.linear.condensed is None:
+            return self
+        return replace(self, linear=self.linear.condensed(known))
+
 
 @dataclass(frozen=True)
 class Instruction:
-    """A step inside a program, with the slots whose tangents are no longer needed after it."""
+    """A step inside a program, with the slots whose tangents are no longer needed after it.
+
+    ``last`` says that its first tangent was made by a step of the program in memory of its own and
+    is read by this step alone, so that it may be written over.
+    """
 
     step: Step
     finished: tuple[int, ...]
+    last: bool = False
+
+    def apply(self, inputs: list[Tensor | None], columns: bool) -> Outputs:
+        """The step's map, in place where that is allowed."""
+        linear = self.step.linear
+        # An expanded tangent (of a bias alone) shares the memory of what it was expanded from.
+        if self.last and inputs[0] is not None and inputs[0].is_contiguous():
+            return linear.inplace(*inputs)  # type: ignore[misc]
+        return (linear.block if columns else linear.single)(*inputs)
 
 
 @dataclass(frozen=True)
@@ -57,7 +77,7 @@ class Program:
             step = instruction.step
             inputs = [None if s is None else get(s) for s in step.sources]
             if any(t is not None for t in inputs):  # a gate may have stopped all of them
-                out = (step.linear.block if columns else step.linear.single)(*inputs)
+                out = instruction.apply(inputs, columns)
                 outs = out if isinstance(out, tuple | list) else (out,)
                 for slot, tangent in zip(step.targets, outs, strict=False):
                     if slot is not None and tangent is not None:
@@ -95,6 +115,8 @@ def _with_lifetimes(
         for slot in (*step.sources, *step.targets):
             if slot is not None and slot in reached:
                 last[slot] = i
+    fresh = {t for step in steps if step.linear.fresh for t in step.targets if t is not None}
+    readers = Counter(s for step in steps for s in step.sources if s is not None)
     instructions = []
     live = widest = 0
     for i, step in enumerate(steps):
@@ -103,7 +125,7 @@ def _with_lifetimes(
         touched = {s for s in (*step.sources, *step.targets) if s is not None}
         finished = tuple(s for s in touched if last.get(s) == i and s not in keep)
         live -= sum(sizes[s] for s in finished if s not in seeds)
-        instructions.append(Instruction(step, finished))
+        instructions.append(Instruction(step, finished, _last(step, finished, fresh, readers)))
     made = {t for step in steps for t in step.targets if t is not None}
     read = {s for step in steps for s in step.sources if s is not None and s in reached}
     return Program(
@@ -112,4 +134,14 @@ def _with_lifetimes(
         frozenset(made | seeds),
         frozenset(keep),
         frozenset(read - made),
+    )
+
+
+def _last(step: Step, finished: Sequence[int], fresh: set[int], readers: Counter[int]) -> bool:
+    first = step.sources[0]
+    return (
+        step.linear.inplace is not None
+        and first in finished
+        and first in fresh
+        and readers[first] == 1
     )

@@ -61,7 +61,7 @@ class Recurrence:
             while self.done < self.steps and not ended:
                 self.step()
                 # Looking at the numbers would stall a GPU: there a breakdown is found at the end.
-                ended = on_host and not bool(self._now.any())
+                ended = on_host and not bool(self._betas[self.done - 1].any())
                 watch.tick(self.done, self.steps, self.products)
         if watch.interrupted and self.done == 0:
             raise KeyboardInterrupt  # there is nothing to return yet
@@ -75,7 +75,9 @@ class Recurrence:
         self.products += len(v)
         alpha = dots(v, w)
         previous = self._betas[j - 1] if j else torch.zeros_like(alpha)
-        w = w - alpha[:, None].to(w) * v - previous[:, None].to(w) * self._before
+        w = torch.addcmul(w, v, -alpha[:, None].to(w))
+        if j:
+            w.addcmul_(self._before, -previous[:, None].to(w))
         if self.basis is not None:
             w = torch.cat(
                 [_reject(q[: j + 1], row[None]) for q, row in zip(self.basis, w, strict=True)]
@@ -85,8 +87,7 @@ class Recurrence:
         alive = beta > 16 * torch.finfo(w.dtype).eps * scale
         if self.basis is not None and j + 1 == w.shape[1]:
             alive = torch.zeros_like(alive)  # the basis is complete
-        safe = torch.where(alive, beta, 1.0)[:, None].to(w)
-        w = torch.where(alive[:, None], w / safe, 0.0)
+        w.mul_(torch.where(alive, 1 / beta, 0.0)[:, None].to(w))
         if self.basis is not None:
             self.basis[:, j + 1] = w
         self._alphas[j], self._betas[j] = alpha, torch.where(alive, beta, 0.0)

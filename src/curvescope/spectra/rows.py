@@ -48,5 +48,15 @@ def lengths(rows: Tensor) -> Tensor:
 
 
 def dots(X: Tensor, Y: Tensor) -> Tensor:
-    """Inner products row by row in float64, ``[b]``."""
-    return (X * Y).sum(1, dtype=torch.float64)
+    """Inner products row by row, summed in float64 over chunks, ``[b]``.
+
+    >>> dots(torch.ones(2, 5000), torch.ones(2, 5000))
+    tensor([5000., 5000.], dtype=torch.float64)
+    """
+    whole = X.shape[1] - X.shape[1] % _CHUNK
+    total = (X[:, whole:] * Y[:, whole:]).sum(1, dtype=torch.float64)
+    if whole:
+        left, right = (t[:, :whole].unflatten(1, (-1, 1, _CHUNK)).flatten(0, 1) for t in (X, Y))
+        chunks = torch.bmm(left, right.transpose(1, 2)).view(len(X), -1)
+        total += chunks.sum(1, dtype=torch.float64)
+    return total

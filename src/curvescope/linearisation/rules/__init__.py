@@ -14,10 +14,11 @@ differentiation of the operation itself, so that the list below is about speed, 
 
 # Importing a file of rules registers them.
 from curvescope.linearisation.rules import convolution, pointwise, products, shapes
+from curvescope.linearisation.rules.constant import Known
 from curvescope.linearisation.rules.generic import linear_step
-from curvescope.linearisation.rules.step import Call, LinearStep, Untraceable, flatten
+from curvescope.linearisation.rules.step import Call, LinearStep, Outputs, Untraceable, flatten
 
 __all__ = [
-    "Call", "LinearStep", "Untraceable", "convolution", "flatten", "linear_step", "pointwise",
-    "products", "shapes",
+    "Call", "Known", "LinearStep", "Outputs", "Untraceable", "convolution", "flatten",
+    "linear_step", "pointwise", "products", "shapes",
 ]  # fmt: skip

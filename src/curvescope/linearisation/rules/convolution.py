@@ -30,7 +30,7 @@ def _convolution(call: Call) -> LinearStep:
         second = aten.convolution(source, tw, tb if first is None else None, *settings)
         return second if first is None else second.add_(first)
 
-    return make_step(single, _conv_block(single, shape, weight, source, settings))
+    return make_step(single, _conv_block(single, shape, weight, source, settings), fresh=True)
 
 
 def _conv_settings(call: Call) -> tuple[Any, ...]:
@@ -92,7 +92,7 @@ def _convolution_backward(call: Call) -> LinearStep:
             None if parts[0] is None else torch.stack(parts) for parts in zip(*results, strict=True)
         )
 
-    return make_step(single, block)
+    return make_step(single, block, fresh=True)
 
 
 @rule(aten.max_pool2d_with_indices.default)
@@ -107,7 +107,7 @@ def _max_pool2d(call: Call) -> LinearStep:
         picked = t.flatten(-2).gather(-1, flat.expand(t.shape[0], *flat.shape))
         return (picked.reshape(t.shape[0], *shape), None)
 
-    return make_step(single, block)
+    return make_step(single, block, fresh=True)
 
 
 @rule(aten.max_pool2d_with_indices_backward.default)
@@ -129,4 +129,4 @@ def _max_pool2d_backward(call: Call) -> LinearStep:
         y.scatter_add_(-1, flat.expand(k, *flat.shape), t.flatten(-2))
         return y.reshape(k, *shape)
 
-    return make_step(single, block)
+    return make_step(single, block, fresh=True)

@@ -24,20 +24,27 @@ aten = torch.ops.aten
 
 @rule(aten.relu.default)
 def _relu(call: Call) -> LinearStep:
-    y = call.out.detach()
-    gate = lambda t: aten.threshold_backward(t, y, 0)  # noqa: E731
-    return make_step(gate, gate)
+    return _gate(call.out.detach(), 0)
 
 
 @rule(aten.threshold_backward.default)
 def _threshold_backward(call: Call) -> LinearStep:
     # The gate is constant almost everywhere, so only the gradient argument carries a tangent.
-    y, threshold = call.leaves[1].detach(), call.leaves[2]
+    return _gate(call.leaves[1].detach(), call.leaves[2])
+
+
+def _gate(y: Tensor, threshold: float) -> LinearStep:
+    """Zero where ``y`` is not above the threshold."""
 
     def gate(t: Tensor | None, *_: Tensor | None) -> Outputs:
         return None if t is None else aten.threshold_backward(t, y, threshold)
 
-    return make_step(gate, gate)
+    def inplace(t: Tensor | None, *_: Tensor | None) -> Outputs:
+        if t is None:
+            return None
+        return aten.threshold_backward.grad_input(t, y, threshold, grad_input=t)
+
+    return make_step(gate, gate, inplace=inplace)
 
 
 @rule(aten.add.Tensor, aten.sub.Tensor)

@@ -2,38 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
+from curvescope.linearisation.rules.constant import Known, Smaller, smaller
 from curvescope.linearisation.rules.generic import generic
-from curvescope.linearisation.rules.step import Call, LinearStep, Outputs, lift, make_step, rule
+from curvescope.linearisation.rules.step import Call, LinearStep, Outputs, lift, rule
 
 aten = torch.ops.aten
 
 
-def _product_rule(left: Tensor | None, right: Tensor | None) -> Callable[..., Tensor]:
+class _Product:
     """``(ȧ, ḃ, start) ↦ start + ȧ b + a ḃ``, with ``left = b`` and ``right = a``.
 
     Every term after the first is accumulated inside the matrix product, in memory that is ours. In
     block form the columns of ``ȧ`` fold into the rows of one product; those of ``ḃ`` make a batch.
     """
 
-    def combine(ta: Tensor | None, tb: Tensor | None, start: Tensor | None = None) -> Tensor:
+    def __init__(self, left: Tensor | None, right: Tensor | None) -> None:
+        self._left, self._right = left, right
+
+    def __call__(self, ta: Tensor | None, tb: Tensor | None, start: Tensor | None = None) -> Tensor:
         total = None
         if tb is not None:
-            assert right is not None
-            total = _matmul(right, tb, start)
+            total = self._from_right(tb, start)
         if ta is not None:
-            assert left is not None
             if total is None:
-                return _matmul(ta, left, start)
-            _accumulate(total, ta, left)
+                return self._from_left(ta, start)
+            self._add_left(total, ta)
         assert total is not None
         return total
 
-    return combine
+    def _from_right(self, tb: Tensor, start: Tensor | None) -> Tensor:
+        assert self._right is not None
+        return _matmul(self._right, tb, start)
+
+    def _from_left(self, ta: Tensor, start: Tensor | None) -> Tensor:
+        assert self._left is not None
+        return _matmul(ta, self._left, start)
+
+    def _add_left(self, total: Tensor, ta: Tensor) -> None:
+        assert self._left is not None
+        _accumulate(total, ta, self._left)
+
+    def condensed(self, known: Known) -> _Product:
+        """The same without the constant lines of the factors, where they are worth it."""
+        left, right = smaller(self._left, known), smaller(self._right, known)
+        if left is None and right is None:
+            return self
+        return _Condensed(self._left, self._right, left, right)
+
+
+class _Condensed(_Product):
+    """A product whose factors, or one of them, have lost their constant lines."""
+
+    def __init__(
+        self, left: Tensor | None, right: Tensor | None, b: Smaller | None, a: Smaller | None
+    ) -> None:
+        super().__init__(None if b is not None else left, None if a is not None else right)
+        self._b, self._a = b, a
+
+    def _from_right(self, tb: Tensor, start: Tensor | None) -> Tensor:
+        if self._a is None:
+            return super()._from_right(tb, start)
+        if self._a.axis == 1:
+            return _matmul(self._a.matrix, self._a.lines.gather(tb, -2), start)
+        total = self._a.lines.spread(torch.matmul(self._a.matrix, tb), -2)
+        return total if start is None else total.add_(start)
+
+    def _from_left(self, ta: Tensor, start: Tensor | None) -> Tensor:
+        if self._b is None:
+            return super()._from_left(ta, start)
+        if self._b.axis == 0:
+            return _matmul(self._b.lines.gather(ta, -1), self._b.matrix, start)
+        total = self._b.lines.spread(torch.matmul(ta, self._b.matrix), -1)
+        return total if start is None else total.add_(start)
+
+    def _add_left(self, total: Tensor, ta: Tensor) -> None:
+        if self._b is None:
+            super()._add_left(total, ta)
+        elif self._b.axis == 0:
+            _accumulate(total, self._b.lines.gather(ta, -1), self._b.matrix)
+        else:
+            total.add_(self._from_left(ta, None))
 
 
 def _matmul(a: Tensor, b: Tensor, start: Tensor | None) -> Tensor:
@@ -63,8 +114,14 @@ def _mm(call: Call) -> LinearStep:
     a, b = call.leaves
     left = b.detach() if 0 in call.active else None
     right = a.detach() if 1 in call.active else None
-    combine = _product_rule(left, right)
-    return make_step(combine, combine)
+    return _step(_Product(left, right))
+
+
+def _step(product: _Product) -> LinearStep:
+    def condensed(known: Known) -> LinearStep:
+        return _step(product.condensed(known))
+
+    return LinearStep(product, product, condensed, fresh=True)
 
 
 @rule(aten.addmm.default)
@@ -74,18 +131,22 @@ def _addmm(call: Call) -> LinearStep:
     a, b = call.leaves[1:]
     left = b.detach() if 1 in call.active else None
     right = a.detach() if 2 in call.active else None
-    combine = _product_rule(left, right)
-    shape = tuple(call.out.shape)
+    return _biased(_Product(left, right), tuple(call.out.shape))
 
+
+def _biased(product: _Product, shape: tuple[int, ...]) -> LinearStep:
     def single(bias: Tensor | None, ta: Tensor | None, tb: Tensor | None) -> Outputs:
         if ta is None and tb is None:
             return bias.expand(shape)  # type: ignore[union-attr]
-        return combine(ta, tb, bias)
+        return product(ta, tb, bias)
 
     def block(bias: Tensor | None, ta: Tensor | None, tb: Tensor | None) -> Outputs:
         start = None if bias is None else lift(bias, 2)
         if ta is None and tb is None:
             return start.expand(start.shape[0], *shape)  # type: ignore[union-attr]
-        return combine(ta, tb, start)
+        return product(ta, tb, start)
 
-    return make_step(single, block)
+    def condensed(known: Known) -> LinearStep:
+        return _biased(product.condensed(known), shape)
+
+    return LinearStep(single, block, condensed, fresh=True)

@@ -18,10 +18,19 @@ class Untraceable(Exception):
 
 @dataclass(frozen=True)
 class LinearStep:
-    """The linear map of one operation: ``f(*tangents)`` with ``None`` for a zero tangent."""
+    """The linear map of one operation: ``f(*tangents)`` with ``None`` for a zero tangent.
+
+    ``condensed`` makes a faster form of it at the cost of a look at its numbers, for a step that
+    will be used often; its argument is shared by the steps of a tape. ``fresh`` says that results
+    are in new memory, unless they are expanded; ``inplace`` is the map, single or block, for a
+    first tangent that may be written over.
+    """
 
     single: Callable[..., Outputs]
     block: Callable[..., Outputs]
+    condensed: Callable[[Any], LinearStep] | None = None
+    fresh: bool = False
+    inplace: Callable[..., Outputs] | None = None
 
 
 def flatten(args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
@@ -123,7 +132,11 @@ def by_vmap(single: Callable[..., Outputs]) -> Callable[..., Outputs]:
 
 
 def make_step(
-    single: Callable[..., Outputs], block: Callable[..., Outputs] | None = None
+    single: Callable[..., Outputs],
+    block: Callable[..., Outputs] | None = None,
+    *,
+    fresh: bool = False,
+    inplace: Callable[..., Outputs] | None = None,
 ) -> LinearStep:
     """A step from its two forms; the second by ``vmap`` where none is given."""
-    return LinearStep(single, block or by_vmap(single))
+    return LinearStep(single, block or by_vmap(single), fresh=fresh, inplace=inplace)
