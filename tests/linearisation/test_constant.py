@@ -14,8 +14,6 @@ from curvescope.linearisation.rules.constant import smaller
 from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.operators.hessian import Hessian
 from curvescope.problem import Problem
-from tests.reference.curvature import Reference
-from tests.reference.losses import CrossEntropy
 
 N = 48
 
@@ -49,6 +47,16 @@ def problem(values: str, parts: int = 1) -> Problem:
     return Problem(network(), batches(values, parts))
 
 
+def differentiated_twice(values: str, v: Tensor) -> Tensor:
+    """``∇ ⟨∇L, v⟩``."""
+    model, [(X, y)] = network(), batches(values)
+    parameters = list(model.parameters())
+    loss = nn.functional.cross_entropy(model(X), y)
+    gradient = torch.autograd.grad(loss, parameters, create_graph=True)
+    along = torch.cat([part.flatten() for part in gradient]) @ v
+    return torch.cat([part.flatten() for part in torch.autograd.grad(along, parameters)])
+
+
 def tape_input(subject: Problem) -> Tensor:
     """What the second layer sees."""
     model: Any = subject.model
@@ -57,15 +65,14 @@ def tape_input(subject: Problem) -> Tensor:
 
 @pytest.mark.parametrize("values", ["zero", "constant"])
 @pytest.mark.parametrize("parts", [1, 2])
-def test_products_are_those_of_the_dense_matrix(values: str, parts: int) -> None:
+def test_products_are_those_of_autograd(values: str, parts: int) -> None:
     subject = problem(values, parts)
-    dense = Reference(subject.model, batches(values), CrossEntropy()).hessian()
     H = Hessian(subject, keep=True)
     g = torch.Generator().manual_seed(2)
     V = torch.randn(H.shape[0], 5, generator=g, dtype=torch.float64)
-    scale = dense.abs().max()
-    assert ((H @ V) - dense @ V).abs().max() <= 1e-12 * scale
-    assert ((H @ V[:, 0]) - dense @ V[:, 0]).abs().max() <= 1e-12 * scale
+    expected = torch.stack([differentiated_twice(values, v) for v in V.T], 1)
+    assert ((H @ V) - expected).abs().max() <= 1e-12 * expected.abs().max()
+    assert ((H @ V[:, 0]) - expected[:, 0]).abs().max() <= 1e-12 * expected.abs().max()
 
 
 @pytest.mark.parametrize("values", ["zero", "constant"])
@@ -89,12 +96,10 @@ def test_the_smaller_matrices_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = problem("constant")
     tape = TapeBatch(subject, next(iter(subject.data)))
     tape.record_backward()
-    before = sum(t.numel() for t in tape.residuals())
     tape.condense()
     living = int((tape_input(subject) > 0).any(0).sum())
     sizes = {s.matrix.shape[s.axis] for s in found if s is not None}
     assert sizes == {32, -(-(living + 1) // 16) * 16}  # 24 varying inputs; one for the rest
-    assert sum(t.numel() for t in tape.residuals()) <= before
 
 
 @pytest.mark.parametrize("dim", [-1, -2])
