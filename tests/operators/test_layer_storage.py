@@ -192,6 +192,20 @@ def test_confident_samples_are_left_out_below_rounding(dtype: torch.dtype) -> No
     assert pieces[0].tensors()[0].shape[0] < 290
 
 
+@pytest.mark.parametrize("layer", ["0", "0.weight", "0.bias"])
+@pytest.mark.parametrize("columns", [1, 3])
+@pytest.mark.parametrize("value", [0.0, 0.7])
+def test_gram_of_a_root_with_constant_inputs(layer: str, columns: int, value: float) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 5)).double()
+    X = torch.randn(12, 40).double()
+    X[:, 5:35] = value * torch.arange(30.0)
+    R = cs.Hessian(cs.Problem(model, (X, torch.arange(12) % 5))).block(layer).root()
+    assert R is not None
+    U = torch.randn(R.shape[0], columns).double()
+    assert_relative(R.gram(U), R.dense() @ (R.dense().T @ U), rtol=1e-12, what="R Rᵀ")
+
+
 @pytest.mark.parametrize("layer", ["0", "6.weight"])
 def test_root(layer: str) -> None:
     problem = problem_of(*NETWORKS["conv"])

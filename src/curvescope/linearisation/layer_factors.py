@@ -44,6 +44,10 @@ class Factors(ABC):
     def product(self, v: Tensor, part: Part, columns: int | None) -> Tensor:
         """``Rᵀ R v`` for each of the rows ``v: [c, P]``, ``columns`` at a time."""
 
+    def gram(self, u: Tensor, part: Part) -> Tensor:
+        """``R Rᵀ u`` for each of the rows ``u: [c, r]``."""
+        return self.push(self.pull(u, part), part)
+
     @abstractmethod
     def tensors(self) -> list[Tensor]:
         """What is held."""
@@ -111,18 +115,28 @@ class Products(Factors):
 
     def push(self, v: Tensor, part: Part) -> Tensor:
         """See :class:`Factors`."""
-        inside = self._squeeze.enter(v, part)
-        pieces = [_push(e, x, inside, len(v)) for _, e, x in self._chunks(len(v), v)]
-        return torch.cat(pieces).flatten(0, 1).T
+        return self._push(self._squeeze.enter(v, part), v)
 
     def pull(self, u: Tensor, part: Part) -> Tensor:
         """See :class:`Factors`."""
+        return self._squeeze.leave(self._pull(u, part), len(u))
+
+    def gram(self, u: Tensor, part: Part) -> Tensor:
+        """See :class:`Factors`; without the way out to all weights and back."""
+        return self._push(self._squeeze.through(self._pull(u, part)), u)
+
+    def _push(self, inside: Pair, like: Tensor) -> Tensor:
+        count = len(like)
+        pieces = [_push(e, x, inside, count) for _, e, x in self._chunks(count, like)]
+        return torch.cat(pieces).flatten(0, 1).T
+
+    def _pull(self, u: Tensor, part: Part) -> Pair:
         samples, k = self._errors.shape[:2]
         weights = u.T.reshape(samples, k, len(u))
         total = self._squeeze.zeros(len(u), part, u)
         for piece, e, x in self._chunks(len(u), u):
             _add_pull(e, x, weights[piece], total)
-        return self._squeeze.leave(total, len(u))
+        return total
 
     def product(self, v: Tensor, part: Part, columns: int | None) -> Tensor:
         """See :class:`Factors`."""
@@ -156,7 +170,9 @@ def _push(e: Tensor, x: Tensor, inside: Pair, c: int) -> Tensor:
         y = x @ v.T if b is None else torch.addmm(b, x, v.T)
     # For a single position the change of order moves nothing.
     y = y.view(samples, positions, c, m).transpose(1, 2).reshape(samples, c, positions * m)
-    return torch.bmm(e.reshape(samples, k, positions * m), y.mT)
+    flat = e.reshape(samples, k, positions * m)
+    # One row times a matrix is several times faster than the matrix times one column.
+    return torch.bmm(y, flat.mT).mT if c == 1 else torch.bmm(flat, y.mT)
 
 
 def _add_pull(e: Tensor, x: Tensor, u: Tensor, total: Pair) -> None:

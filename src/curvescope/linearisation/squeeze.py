@@ -123,6 +123,16 @@ class Squeeze:
             pieces.append(self._tall(bias.view(count, m)))
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, 1)
 
+    def through(self, total: Pair) -> Pair:
+        """:meth:`enter` of :meth:`leave`, without the way out; ``total`` is used up.
+
+        The constant inputs ``c`` come out as multiples of ``c`` and go in as their sum over ``c``.
+        """
+        weight, _ = total
+        if weight is not None and self.constant is not None:
+            weight[:, len(self.constant.varying)] *= self.constant.values.square().sum()
+        return total
+
     def _tall(self, t: Tensor) -> Tensor:
         """Zeros for the outputs that were left out."""
         if self.outputs is None:

@@ -15,7 +15,7 @@ from curvescope.linearisation.precision import full_precision
 from curvescope.linearisation.sweep import Footprint, Options, sweep_of
 from curvescope.linearisation.vanishing import residual_has_no_diagonal
 from curvescope.operators.base import LinearOperator
-from curvescope.operators.layer import layers_of
+from curvescope.operators.layer import LayerRoot, layers_of
 from curvescope.problem import ParamSpace, Problem
 
 
@@ -92,7 +92,7 @@ class Curvature(LinearOperator):
         names = self.space.resolve(name, f"{type(self).__name__}(problem)")
         return self._like(self._mix, self.space.select(names))
 
-    def root(self) -> LinearOperator | None:
+    def root(self) -> LayerRoot | None:
         """``R`` with ``Rᵀ R`` this matrix, for the block of a layer in closed form; else None.
 
         It has a row for each sample and output direction. Where there are fewer of them than

@@ -257,6 +257,13 @@ class LayerRoot(LinearOperator):
         rows = X.T.contiguous()
         return torch.cat([p.push(rows, self._part) for p in self._pieces], 1).mul_(self._scale).T
 
+    def gram(self, Y: Tensor) -> Tensor:
+        """``R Rᵀ Y`` for the columns of ``Y: [r, k]``."""
+        if len(self._pieces) > 1:
+            return self._matmat(self._rmatmat(Y))
+        self._problem.check_unchanged()
+        return self._pieces[0].gram(Y.T, self._part).mul_(self._scale**2).T
+
     def _rmatmat(self, Y: Tensor) -> Tensor:
         self._problem.check_unchanged()
         parts = zip(self._pieces, Y.T.split(self._rows, 1), strict=True)

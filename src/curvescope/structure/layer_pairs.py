@@ -20,6 +20,7 @@ from torch import Tensor
 from curvescope import _checks
 from curvescope.operators.base import LinearOperator
 from curvescope.operators.curvature import Curvature
+from curvescope.operators.layer import LayerRoot
 from curvescope.spectra.control import Status
 from curvescope.spectra.eigenpairs import EigenPairs, eigenpairs
 
@@ -29,13 +30,13 @@ PARALLEL = 0.9  # the cosine above which two residuals count as one direction
 class _RowGram(LinearOperator):
     """``R Rᵀ``."""
 
-    def __init__(self, root: LinearOperator) -> None:
+    def __init__(self, root: LayerRoot) -> None:
         size = root.shape[0]
         super().__init__((size, size), dtype=root.dtype, device=root.device, psd=True)
         self._root = root
 
     def _matmat(self, X: Tensor) -> Tensor:
-        return self._root._matmat(self._root._rmatmat(X))
+        return self._root.gram(X)
 
 
 def layer_eigenpairs(
@@ -93,7 +94,7 @@ def layer_eigenpairs(
     )
 
 
-def _stretch(root: LinearOperator, found: EigenPairs) -> tuple[Tensor, int]:
+def _stretch(root: LayerRoot, found: EigenPairs) -> tuple[Tensor, int]:
     """``‖Rᵀ ρ‖ / ‖ρ‖`` of the residuals of all pairs, and the products that it took."""
     gram = _RowGram(root)
 
