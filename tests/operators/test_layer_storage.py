@@ -203,7 +203,11 @@ def test_gram_of_a_root_with_constant_inputs(layer: str, columns: int, value: fl
     R = cs.Hessian(cs.Problem(model, (X, torch.arange(12) % 5))).block(layer).root()
     assert R is not None
     U = torch.randn(R.shape[0], columns).double()
-    assert_relative(R.gram(U), R.dense() @ (R.dense().T @ U), rtol=1e-12, what="R Rᵀ")
+    gathered = R.gather(U)
+    assert_relative(R.spread(gathered), R.dense() @ (R.dense().T @ U), rtol=1e-12, what="R Rᵀ")
+    C = torch.randn(2, columns).double()
+    combined = R.scatter(C @ gathered)
+    assert_relative(combined, R.dense().T @ U @ C.T, rtol=1e-12, what="a combination")
 
 
 @pytest.mark.parametrize("layer", ["0", "6.weight"])

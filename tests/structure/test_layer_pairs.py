@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 import curvescope as cs
-from curvescope.structure.layer_pairs import layer_eigenpairs
+from curvescope.operators.layer import LayerRoot
+from curvescope.structure.layer_pairs import _RowGram, layer_eigenpairs
 from tests.cases import classes, convert
 
 
@@ -79,3 +80,40 @@ def test_refusals() -> None:
         layer_eigenpairs(block, 0, generator=generator())
     with pytest.raises(cs.CurvescopeError, match=r"must be a torch\.Generator, got NoneType"):
         layer_eigenpairs(block, 2, generator=None)
+
+
+@pytest.mark.parametrize("memory", [0, 1 << 30])
+def test_the_vectors_come_from_memory_or_from_products(
+    memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same vectors, with and without what the search remembers."""
+    monkeypatch.setattr("curvescope.structure.layer_pairs.MEMORY", memory)
+    asked: list[int] = []
+    product = LayerRoot._rmatmat
+
+    def counted(self: LayerRoot, Y: torch.Tensor) -> torch.Tensor:
+        asked.append(Y.shape[1])
+        return product(self, Y)
+
+    monkeypatch.setattr(LayerRoot, "_rmatmat", counted)
+    block = cs.Hessian(wide(20)).block("0.weight")
+    pairs = layer_eigenpairs(block, 7, tol=1e-8, generator=generator())
+    assert (7 in asked) == (memory == 0)
+    residuals = (block @ pairs.vectors - pairs.vectors * pairs.values).norm(dim=0)
+    assert bool((residuals <= 1e-8 * pairs.values).all())
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_what_is_remembered_need_not_be_orthonormal(turned: bool) -> None:
+    root = cs.Hessian(wide(20)).block("0.weight").root()
+    assert root is not None
+    Q = torch.linalg.qr(torch.randn(40, 6, generator=generator()).double()).Q
+    if turned:
+        Q = Q @ torch.randn(6, 6, generator=generator()).double()
+    gram = _RowGram(root)
+    gram @ Q
+    inside = Q @ torch.randn(6, 2, generator=generator()).double()
+    inside /= inside.norm(dim=0)
+    torch.testing.assert_close(gram.pulled(inside), root.dense().T @ inside)
+    outside = torch.randn(40, 2, generator=generator()).double()
+    torch.testing.assert_close(gram.pulled(outside), root.dense().T @ outside)

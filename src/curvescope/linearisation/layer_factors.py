@@ -44,9 +44,17 @@ class Factors(ABC):
     def product(self, v: Tensor, part: Part, columns: int | None) -> Tensor:
         """``Rᵀ R v`` for each of the rows ``v: [c, P]``, ``columns`` at a time."""
 
-    def gram(self, u: Tensor, part: Part) -> Tensor:
-        """``R Rᵀ u`` for each of the rows ``u: [c, r]``."""
-        return self.push(self.pull(u, part), part)
+    def gather(self, u: Tensor, part: Part) -> Tensor:
+        """``Rᵀ u`` in the numbers that are worked with, ``[c, q]``; see :meth:`scatter`."""
+        return self.pull(u, part)
+
+    def scatter(self, inside: Tensor, part: Part) -> Tensor:
+        """What was gathered, as rows ``[c, P]``; linear, so that it may be combined before."""
+        return inside
+
+    def spread(self, inside: Tensor, part: Part) -> Tensor:
+        """``R`` times what was gathered, ``[c, r]``: the second half of ``R Rᵀ u``."""
+        return self.push(inside, part)
 
     @abstractmethod
     def tensors(self) -> list[Tensor]:
@@ -121,9 +129,18 @@ class Products(Factors):
         """See :class:`Factors`."""
         return self._squeeze.leave(self._pull(u, part), len(u))
 
-    def gram(self, u: Tensor, part: Part) -> Tensor:
-        """See :class:`Factors`; without the way out to all weights and back."""
-        return self._push(self._squeeze.through(self._pull(u, part)), u)
+    def gather(self, u: Tensor, part: Part) -> Tensor:
+        """See :class:`Factors`: without the inputs and outputs that were left out."""
+        pair = self._pull(u, part)
+        return torch.cat([t.view(len(u), -1) for t in pair if t is not None], 1)
+
+    def scatter(self, inside: Tensor, part: Part) -> Tensor:
+        """See :class:`Factors`."""
+        return self._squeeze.leave(self._squeeze.split(inside, part), len(inside))
+
+    def spread(self, inside: Tensor, part: Part) -> Tensor:
+        """See :class:`Factors`."""
+        return self._push(self._squeeze.through(self._squeeze.split(inside, part)), inside)
 
     def _push(self, inside: Pair, like: Tensor) -> Tensor:
         count = len(like)

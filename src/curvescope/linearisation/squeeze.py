@@ -35,6 +35,17 @@ class Constant:
     varying: Tensor
     fixed: Tensor
     values: Tensor
+    place: Tensor  # of every input among those that are kept, the one of the constants last
+    factor: Tensor  # of every input: its constant value, or 1
+
+    @classmethod
+    def of(cls, varies: Tensor, first: Tensor) -> Constant:
+        """From a mask of the inputs and the values of all in the first sample."""
+        varying, fixed = varies.nonzero()[:, 0], (~varies).nonzero()[:, 0]
+        place = torch.full_like(varies, len(varying), dtype=torch.int64)
+        place[varying] = torch.arange(len(varying), device=varies.device)
+        factor = torch.where(varies, 1.0, first)
+        return cls(varying, fixed, first[fixed], place, factor)
 
 
 @dataclass(frozen=True)
@@ -57,8 +68,7 @@ class Squeeze:
         index = None if kept is None else kept.nonzero()[:, 0]
         if _aligned(int(varies.sum()) + 1) > WORTH * n:
             return cls(m, n, index)
-        fixed = (~varies).nonzero()[:, 0]
-        return cls(m, n, index, Constant(varies.nonzero()[:, 0], fixed, first[fixed]))
+        return cls(m, n, index, Constant.of(varies, first))
 
     def errors(self, e: Tensor) -> Tensor:
         """The errors that are kept."""
@@ -112,26 +122,32 @@ class Squeeze:
         if weight is not None:
             weight = weight.view(count, m, n)
             if self.constant is not None:
-                varying, fixed = self.constant.varying, self.constant.fixed
-                one = len(varying)
-                wide = weight.new_empty(count, m, self.n)
-                wide.index_copy_(2, varying, weight[..., :one].contiguous())
-                wide[..., fixed] = weight[..., one : one + 1] * self.constant.values
-                weight = wide
+                weight = weight.index_select(2, self.constant.place).mul_(self.constant.factor)
             pieces.append(self._tall(weight).flatten(1))
         if bias is not None:
             pieces.append(self._tall(bias.view(count, m)))
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, 1)
 
+    def split(self, flat: Tensor, part: Part) -> Pair:
+        """Rows over what is kept, ``[c, m n + m]``, as weight and bias."""
+        m, n = self.shape
+        weight, bias = flat.split([m * n * part.weight, m * part.bias], 1)
+        return (
+            weight.reshape(-1, n) if part.weight else None,
+            bias.reshape(-1) if part.bias else None,
+        )
+
     def through(self, total: Pair) -> Pair:
-        """:meth:`enter` of :meth:`leave`, without the way out; ``total`` is used up.
+        """:meth:`enter` of :meth:`leave`, without the way out.
 
         The constant inputs ``c`` come out as multiples of ``c`` and go in as their sum over ``c``.
         """
-        weight, _ = total
-        if weight is not None and self.constant is not None:
-            weight[:, len(self.constant.varying)] *= self.constant.values.square().sum()
-        return total
+        weight, bias = total
+        if weight is None or self.constant is None:
+            return total
+        weight = weight.clone()
+        weight[:, len(self.constant.varying)] *= self.constant.values.square().sum()
+        return weight, bias
 
     def _tall(self, t: Tensor) -> Tensor:
         """Zeros for the outputs that were left out."""

@@ -257,12 +257,24 @@ class LayerRoot(LinearOperator):
         rows = X.T.contiguous()
         return torch.cat([p.push(rows, self._part) for p in self._pieces], 1).mul_(self._scale).T
 
-    def gram(self, Y: Tensor) -> Tensor:
-        """``R Rᵀ Y`` for the columns of ``Y: [r, k]``."""
+    def gather(self, Y: Tensor) -> Tensor:
+        """``Rᵀ Y`` in fewer numbers where the layer has constant inputs, as rows ``[k, q]``."""
         if len(self._pieces) > 1:
-            return self._matmat(self._rmatmat(Y))
+            return self._rmatmat(Y).T
         self._problem.check_unchanged()
-        return self._pieces[0].gram(Y.T, self._part).mul_(self._scale**2).T
+        return self._pieces[0].gather(Y.T, self._part).mul_(self._scale)
+
+    def scatter(self, gathered: Tensor) -> Tensor:
+        """``Rᵀ Y: [P, k]`` from what was gathered, or of a combination of its rows."""
+        if len(self._pieces) > 1:
+            return gathered.T
+        return self._pieces[0].scatter(gathered, self._part).T
+
+    def spread(self, gathered: Tensor) -> Tensor:
+        """``R Rᵀ Y: [r, k]`` from what was gathered."""
+        if len(self._pieces) > 1:
+            return self._matmat(gathered.T)
+        return self._pieces[0].spread(gathered, self._part).mul_(self._scale).T
 
     def _rmatmat(self, Y: Tensor) -> Tensor:
         self._problem.check_unchanged()

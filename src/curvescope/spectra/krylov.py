@@ -30,7 +30,7 @@ from torch import Tensor
 from curvescope.operators.base import LinearOperator
 from curvescope.spectra import probes
 from curvescope.spectra.control import require_finite
-from curvescope.spectra.rows import inner, lengths, multiply
+from curvescope.spectra.rows import inner, lengths, multiply, reject
 
 _SLAB = 1 << 16
 """Columns of the basis that are turned at a time, which bounds the memory of a restart."""
@@ -126,16 +126,16 @@ class Krylov:
         if foretold is not None:
             inside = foretold
             some = foretold.any(1)
-            rows = rows - foretold[some].T.to(rows) @ old[some]
+            rows = reject(rows, foretold[some], old[some])
         before = lengths(rows)
         first = inner(old, rows)
         inside = inside + first
-        unit, factor = _orthonormal(rows - first.T.to(rows) @ old)
+        unit, factor = _orthonormal(reject(rows, first, old))
         # Asking would stall a GPU, where a pass over the basis costs next to nothing.
         if rows.device.type == "cpu" and rows.shape[0] == 1 and factor[0, 0] > before / 2:
             return unit, factor, inside
         second = inner(old, unit)
-        unit, correction = _orthonormal(unit - second.T.to(rows) @ old)
+        unit, correction = _orthonormal(reject(unit, second, old))
         return unit, correction @ factor, inside + second @ factor
 
     def _append(
@@ -240,7 +240,7 @@ def _orthonormal(rows: Tensor) -> tuple[Tensor, Tensor]:
         for _ in range(2 if i else 1):
             if i:
                 overlap = inner(unit[:i], row)
-                row = row - overlap.T.to(row) @ unit[:i]
+                row = reject(row, overlap, unit[:i])
                 factor[:i, i : i + 1] += overlap * length
             norm = lengths(row)[None]
             row = row / norm.clamp(min=torch.finfo(rows.dtype).tiny).to(row)

@@ -12,7 +12,7 @@ from torch import Tensor
 from curvescope._checks import CurvescopeError
 from curvescope.operators.base import LinearOperator
 from curvescope.spectra.control import Watch, require_finite
-from curvescope.spectra.rows import dots, inner, lengths, multiply
+from curvescope.spectra.rows import dots, inner, lengths, multiply, reject
 
 
 class Recurrence:
@@ -142,7 +142,7 @@ def _reject(basis: Tensor, row: Tensor) -> Tensor:
     :mod:`curvescope.spectra.krylov`.
     """
     before = lengths(row)
-    row = row - inner(basis, row).T.to(row) @ basis
+    row = reject(row, inner(basis, row), basis)
     if row.device.type == "cpu" and bool(lengths(row) > before / 2):
         return row
-    return row - inner(basis, row).T.to(row) @ basis
+    return reject(row, inner(basis, row), basis)

@@ -25,18 +25,51 @@ from curvescope.spectra.control import Status
 from curvescope.spectra.eigenpairs import EigenPairs, eigenpairs
 
 PARALLEL = 0.9  # the cosine above which two residuals count as one direction
+MEMORY = 1 << 30  # bytes of what is remembered of a search
+CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5}  # what a combination may miss of a unit vector
 
 
 class _RowGram(LinearOperator):
-    """``R Rᵀ``."""
+    """``R Rᵀ``, which remembers ``Rᵀ q`` of every ``q`` that it was multiplied with.
+
+    An eigenvector ``u`` found by a Krylov search is a combination of such ``q``, and ``Rᵀ u`` the
+    same combination of what is remembered: the eigenvectors of the block then cost next to nothing.
+    """
 
     def __init__(self, root: LayerRoot) -> None:
         size = root.shape[0]
         super().__init__((size, size), dtype=root.dtype, device=root.device, psd=True)
         self._root = root
+        self._given: list[Tensor] = []  # rows q
+        self._gathered: list[Tensor] = []
+        self._bytes = 0
 
     def _matmat(self, X: Tensor) -> Tensor:
-        return self._root.gram(X)
+        gathered = self._root.gather(X)
+        self._bytes += gathered.numel() * gathered.element_size()
+        if self._bytes <= MEMORY:
+            self._given.append(X.T.clone())
+            self._gathered.append(gathered)
+        else:
+            self._given, self._gathered = [], []
+        return self._root.spread(gathered)
+
+    def pulled(self, U: Tensor) -> Tensor:
+        """``Rᵀ U: [P, k]``, from memory where ``U`` is in the span of what was multiplied."""
+        if not self._given:
+            return self._root._rmatmat(U)
+        Q = torch.cat(self._given)
+        C = Q @ U  # without restarts the rows of Q are orthonormal
+        C += Q @ (U - Q.T @ C)
+        if self._misses(Q, C, U):
+            C = torch.linalg.lstsq(Q.double().T, U.double()).solution.to(U)
+        if self._misses(Q, C, U):
+            return self._root._rmatmat(U)
+        return self._root.scatter(C.T @ torch.cat(self._gathered))
+
+    def _misses(self, Q: Tensor, C: Tensor, U: Tensor) -> bool:
+        rest = torch.linalg.vector_norm(U - Q.T @ C, dim=0)
+        return not float(rest.max()) <= CLOSE[U.dtype]
 
 
 def layer_eigenpairs(
@@ -48,7 +81,8 @@ def layer_eigenpairs(
     parameters is searched through its rows; every other one by :func:`curvescope.eigenpairs`
     itself, which gives the same pairs.
 
-    Cost: products as counted, and half a product for each pair.
+    Cost: products as counted, and up to 1 GiB of memory to have the vectors of the block from the
+    same products; beyond that half a product more for each pair.
 
     Args:
         block: ``H.block("fc1")`` or ``H.block("fc1.weight")``.
@@ -73,7 +107,8 @@ def layer_eigenpairs(
         return eigenpairs(block, k, tol=tol, relative="value", generator=generator)
     products, inner = 0, tol
     for last in (False, True):
-        found = eigenpairs(_RowGram(root), k, tol=inner, relative="value", generator=generator)
+        gram = _RowGram(root)
+        found = eigenpairs(gram, k, tol=inner, relative="value", generator=generator)
         theta = found.values.clamp_min(torch.finfo(root.dtype).tiny)
         stretch, spent = _stretch(root, found)
         products += found.products + spent
@@ -85,7 +120,7 @@ def layer_eigenpairs(
     passed = bool((residuals <= tol * theta).all())
     return replace(
         found,
-        vectors=root._rmatmat(found.vectors) / theta.sqrt(),
+        vectors=gram.pulled(found.vectors) / theta.sqrt(),
         residuals=residuals,
         tolerance=tol * theta,
         converged=found.converged and passed,
@@ -96,11 +131,10 @@ def layer_eigenpairs(
 
 def _stretch(root: LayerRoot, found: EigenPairs) -> tuple[Tensor, int]:
     """``‖Rᵀ ρ‖ / ‖ρ‖`` of the residuals of all pairs, and the products that it took."""
-    gram = _RowGram(root)
 
     def residuals(index: list[int]) -> Tensor:
         u = found.vectors[:, index]
-        rho = gram._matmat(u) - u * found.values[index]
+        rho = root._matmat(root._rmatmat(u)) - u * found.values[index]
         return rho / torch.linalg.vector_norm(rho, dim=0).clamp_min(torch.finfo(rho.dtype).tiny)
 
     worst = found.residuals.argsort(descending=True)[:2].tolist()
