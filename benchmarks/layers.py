@@ -1,14 +1,14 @@
 """Kronecker factors and layer blocks beside other libraries, in multiples of one gradient.
 
     python benchmarks/layers.py --tasks factors mlp --out benchmarks/results/layers-cpu.json
-    python benchmarks/layers.py --tasks lenet --samples 10000
+    python benchmarks/layers.py --tasks lenet --samples 10000 --root DATA
 
 ``factors``: E[M] and E[x xᵀ] of all layers, exact over the outputs; everybody computes the same
 numbers (the tests compare them). ``mlp``: the 50 largest eigenpairs of the first layer's block of
 the MLP, to a residual of 1e-4 relative to each eigenvalue, for digits and for Gaussian inputs.
-``lenet``: the 120 largest of fc1's block of LeNet5 against the papers' method, the full product of
-a vector that is zero outside the layer: the cost of one such product times the number that SciPy's
-``eigsh`` takes for this matrix, its own overhead not counted.
+``lenet``: the 120 largest of fc1's block of a trained LeNet5 on CIFAR-10 against the papers'
+method, the full product of a vector that is zero outside the layer: the cost of one such product
+times the number that SciPy's ``eigsh`` takes for this matrix, its own overhead not counted.
 
 Everything that a user waits for is included; figures are medians over rounds that are interleaved
 with the gradient's own.
@@ -33,6 +33,9 @@ from torch import Tensor, nn
 from workloads import WORKLOADS
 
 import curvescope as cs
+from curvescope import io
+from curvescope.data import dataset
+from curvescope.networks import network
 from curvescope.structure.factors import kronecker_factors
 from curvescope.structure.layer_pairs import layer_eigenpairs
 
@@ -133,16 +136,25 @@ def mlp(data: str, rounds: int) -> dict[str, Any]:
     return results
 
 
-def lenet(samples: int, rounds: int) -> dict[str, Any]:
+def cifar(samples: int, root: Path) -> tuple[nn.Module, Tensor, Tensor]:
+    """LeNet5 with the weights of ``reproductions/training``, and its first training images."""
+    weights, _ = io.read_tensors(
+        Path(__file__).parents[1] / "reproductions/training/cifar-10.safetensors"
+    )
+    start = "seed0."
+    data = dataset("cifar-10", root=root, normalise="channel")
+    model = network("LeNet5", data.input_shape, data.classes)
+    own = {k.removeprefix(start): v for k, v in weights.items() if k.startswith(start)}
+    model.load_state_dict(own)
+    return model, data.X[:samples], data.y[:samples]
+
+
+def lenet(samples: int, rounds: int, root: Path) -> dict[str, Any]:
     """Top 120 of fc1 against masked products of the whole network."""
-    torch.manual_seed(0)
-    model = WORKLOADS["LeNet5"].build()
-    centres = torch.randn(10, 3, 32, 32)
-    y = torch.randint(0, 10, (samples,))
-    X = centres[y] + torch.randn(samples, 3, 32, 32)
+    model, X, y = cifar(samples, root)
     batches = list(zip(X.split(1000), y.split(1000), strict=True))
     problem = cs.Problem(model, batches)
-    fc1 = problem.params.slice("7.weight")
+    fc1 = problem.params.slice("fc1.weight")
 
     def masked() -> dict[str, Any]:
         from curvlinops import HessianLinearOperator
@@ -157,7 +169,7 @@ def lenet(samples: int, rounds: int) -> dict[str, Any]:
         return {}
 
     def ours() -> dict[str, Any]:
-        L = cs.Hessian(cs.Problem(model, batches)).block("7.weight")
+        L = cs.Hessian(cs.Problem(model, batches)).block("fc1.weight")
         pairs = layer_eigenpairs(L, 120, tol=1e-4, generator=generator())
         return {"products": pairs.products}
 
@@ -166,7 +178,7 @@ def lenet(samples: int, rounds: int) -> dict[str, Any]:
         lambda: cs.Problem(model, batches).gradient(),
         rounds,
     )
-    operator, calls = counted(cs.Hessian(problem).block("7.weight").to_scipy())
+    operator, calls = counted(cs.Hessian(problem).block("fc1.weight").to_scipy())
     eigsh(operator, k=120, which="LA", tol=1e-4, v0=torch.ones(fc1.stop - fc1.start).numpy())
     one = results["curvlinops, one masked product"]["gradients"]
     results["curvlinops, eigsh on masked products"] = {
@@ -181,6 +193,7 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", default=["MLP", "LeNet5", "VGG11-W64"])
     parser.add_argument("--data", nargs="+", default=["digits", "gaussian"])
     parser.add_argument("--samples", type=int, default=10_000, help="of LeNet5's layer")
+    parser.add_argument("--root", type=Path, help="the folder with CIFAR-10")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
@@ -204,7 +217,7 @@ def main() -> None:
     if "lenet" in options.tasks:
         note(
             f"top 120 of fc1, LeNet5, {options.samples} samples",
-            lenet(options.samples, options.rounds),
+            lenet(options.samples, options.rounds, options.root),
         )
 
 

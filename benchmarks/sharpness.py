@@ -6,12 +6,14 @@
 A plain step is forward, backward and SGD with momentum on one batch. All contestants do their steps
 on the same batch in one process, in interleaved rounds; each figure is the median over the rounds
 divided by that of the plain step. "PP" is the paper's way: differentiate vᵀGv or vᵀHv by autograd
-alone. The relative deviation is that of one draw of the penalty's value from draw to draw.
+alone. "train" is a step of curvescope.train, without and with the penalty, in plain steps of its
+own. The relative deviation is that of one draw of the penalty's value from draw to draw.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import platform
 import time
@@ -27,6 +29,8 @@ from workloads import WORKLOADS, mlp
 
 from curvescope.networks import network
 from curvescope.sharpness import TraceRegulariser, minibatch_metric
+from curvescope.training import Recipe
+from curvescope.training.learner import Learner, Steps
 
 Step = Callable[[], Any]
 WEIGHT = 1e-4
@@ -145,11 +149,34 @@ def captured(model: nn.Module, objective: Callable[[], Tensor]) -> Step:
     return replay
 
 
+def trainers(model: nn.Module, X: Tensor, y: Tensor) -> dict[str, Step]:
+    """Steps of curvescope.train on this batch, without and with the penalty."""
+    g = torch.Generator().manual_seed(0)
+    recipe = Recipe(seed=0, epochs=1, lr=1e-12, momentum=0.9, batch_size=len(y))
+    rows = torch.arange(len(y), device=X.device)
+    counts = torch.tensor([len(y)], dtype=torch.float64, device=X.device)
+    made: dict[str, Step] = {}
+    for name, penalty in (
+        ("plain", None),
+        ("ggn", TraceRegulariser("ggn", weight=WEIGHT, generator=g)),
+        ("hessian", TraceRegulariser("hessian", weight=WEIGHT, generator=g)),
+    ):
+        learner = Learner(copy.deepcopy(model), recipe, penalty)
+        table = torch.tensor([learner.optimizer.coefficients(1, recipe.lr)], device=X.device)
+        made[f"train, {name}"] = lambda learner=learner, table=table: learner.advance(
+            X, y, rows, table, Steps((len(y),), counts)
+        )
+    return made
+
+
 # Measuring --------------------------------------------------------------------------------------
 
 
-def times(steps: dict[str, Step], device: str, rounds: int, inner: int) -> dict[str, float]:
+def times(
+    steps: dict[str, Step], device: str, rounds: int, inner: int, *, cpu_time: bool = False
+) -> dict[str, float]:
     """Median seconds of a step, rounds interleaved."""
+    now = time.process_time if cpu_time else time.perf_counter
     sync = torch.cuda.synchronize if device == "cuda" else lambda: None
     found: dict[str, list[float]] = {name: [] for name in steps}
     for step in steps.values():
@@ -158,11 +185,11 @@ def times(steps: dict[str, Step], device: str, rounds: int, inner: int) -> dict[
     for _ in range(rounds):
         for name, step in steps.items():
             sync()
-            start = time.perf_counter()
+            start = now()
             for _ in range(inner):
                 step()
             sync()
-            found[name].append((time.perf_counter() - start) / inner)
+            found[name].append((now() - start) / inner)
     return {name: median(values) for name, values in found.items()}
 
 
@@ -186,13 +213,19 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     steps = {key: stepper(model, objective) for key, objective in objectives.items()}
     g = torch.Generator().manual_seed(0)
     steps["mini-batch metric"] = lambda: minibatch_metric(model, X, y, generator=g)
-    found = times(steps, args.device, args.rounds, args.inner)
+    steps |= trainers(model, X, y)
+    found = times(steps, args.device, args.rounds, args.inner, cpu_time=args.cpu_time)
+    trained = {key: value for key, value in found.items() if key.startswith("train, ")}
     result: dict[str, Any] = {
         "workload": name,
         "batch": len(X),
         "parameters": sum(p.numel() for p in model.parameters()),
         "plain step, ms": 1e3 * found["plain"],
-        "ratio": {key: value / found["plain"] for key, value in found.items()},
+        "ratio": {
+            key: value / found["train, plain" if key in trained else "plain"]
+            for key, value in found.items()
+        },
+        "plain step of train, ms": 1e3 * found["train, plain"],
         "relative deviation of one draw": deviations(model, X, y),
     }
     if args.graphs:
@@ -211,6 +244,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, help="samples (default: by workload)")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--inner", type=int, default=1, help="steps per measurement")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="time of the process, where others are at work"
+    )
     parser.add_argument("--no-tf32", action="store_true", help="convolutions in full float32")
     parser.add_argument("--tune", action="store_true", help="cuDNN's benchmark mode")
     parser.add_argument("--graphs", action="store_true", help="also as CUDA graphs")
@@ -225,6 +261,7 @@ def main() -> None:
         "torch": torch.__version__,
         "tf32": not args.no_tf32,
         "tuned": args.tune,
+        "clock": "time of the process" if args.cpu_time else "wall-clock",
         "workloads": [],
     }
     for name in args.workloads:

@@ -200,3 +200,23 @@ def test_a_posterior_survives_its_tensors(generator) -> None:
     twisted = {**posterior.tensors(), "0.U": torch.eye(2)}
     with pytest.raises(CurvescopeError, match="wrong shape"):
         Posterior.from_tensors(layout, twisted)
+
+
+def test_directions_without_curvature_keep_their_basis(generator) -> None:
+    """Two slightly different factors of rank 1: the null space's basis hardly turns."""
+    layout = Layout.of(nn.Linear(2, 6, bias=False).double())
+    a = normal(6, generator)
+    turned = a + 1e-3 * normal(6, generator)
+    B = torch.diag(torch.tensor([2.0, 1.0]).double())
+    again = Eigenbases(layout)
+    first, _ = again([(torch.outer(a, a), B)], like=B)
+    second, values = again([(torch.outer(turned, turned), B)], like=B)
+    assert first.pairs[0] is not None
+    assert second.pairs[0] is not None
+    U, V = first.pairs[0][0], second.pairs[0][0]
+    torch.testing.assert_close(V.T @ V, torch.eye(6).double())
+    apart = U[:, 1:].abs().max(0).values  # beside the one vector, close to the units themselves
+    assert (apart > 0.5).all()
+    assert (U - V).abs().max() < 0.01
+    torch.testing.assert_close(V[:, 0].abs(), turned.abs() / turned.norm())
+    torch.testing.assert_close(values[0], 2 * turned @ turned)

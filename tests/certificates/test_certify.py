@@ -168,7 +168,8 @@ def test_every_method_certifies(tmp_path) -> None:
     model, initial, data = trained(120)
     bounds = {}
     for name in ("base", "appr", "iter", "iter(d)", "iter.m", "local"):
-        method = posterior_method(name, epochs=10, batch_size=40, rate=0.02)
+        rate = 1.0 if name == "local" else 0.02
+        method = posterior_method(name, epochs=10, batch_size=40, rate=rate)
         c = certify(model, initial, data, generator=seeded(), method=method, slack=0.02)
         assert c.verify().passed
         assert len(c.prior) == (2 if name == "local" else 1)

@@ -16,7 +16,7 @@ from curvescope.certificates.evaluate import (
     mean_error,
     stochastic_error,
 )
-from curvescope.certificates.network import error_rate
+from curvescope.certificates.losses import error_rate
 from curvescope.certificates.posterior import Posterior
 from curvescope.certificates.precision import strict_precision
 from tests.certificates.models import blobs, convnet, mlp, normal, random_bases, state_of

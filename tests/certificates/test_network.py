@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from curvescope._checks import ModelError
 from curvescope.certificates.bases import Bases
 from curvescope.certificates.blocks import Layout
-from curvescope.certificates.network import StochasticNetwork, error_rate, margins, surrogate
+from curvescope.certificates.losses import error_rate, margins, surrogate
+from curvescope.certificates.network import StochasticNetwork
 from curvescope.certificates.posterior import Posterior
 from tests.certificates.models import blobs, convnet, mlp, normal, random_bases, state_of
 
@@ -98,6 +99,48 @@ def test_gradients_of_both_schemes(generator) -> None:
             return surrogate(z, y, kind="sigmoid", temperature=0.7)
 
         torch.autograd.gradcheck(value, (mean, rho))
+
+
+def test_the_last_layer_s_noise_is_integrated_out(generator) -> None:
+    """One linear layer: Φ(−margin/deviation), whatever the noise; two: the mean over draws."""
+    single = nn.Linear(5, 1).double()
+    X, y = blobs(40, generator)
+    layout = Layout.of(single)
+    bases, mean = random_bases(layout, generator), layout.flatten(state_of(single))
+    sigma = normal(layout.size, generator).exp()
+    network = StochasticNetwork(single, layout, X)
+    assert network.integrable
+    z = network(X, mean, sigma, bases, normal(network.noise_size(40), generator))
+    extended = torch.cat([X, torch.ones(40, 1).double()], 1)
+    pair = bases.pairs[0]
+    assert pair is not None
+    deviation = ((extended @ pair[1]).square() @ sigma.square()).sqrt()
+    exact = torch.special.ndtr(-(extended @ mean) * (2 * y - 1) / deviation).mean()
+    torch.testing.assert_close(network.expected_error(z, y), exact)
+
+    deep = mlp(5, 6, 1)
+    layout = Layout.of(deep)
+    bases, mean = random_bases(layout, generator), layout.flatten(state_of(deep))
+    sigma = torch.full((layout.size,), 0.4).double()
+    network = StochasticNetwork(deep, layout, X)
+    integrated, counted = [], []
+    for _ in range(300):
+        z = network(X, mean, sigma, bases, normal(network.noise_size(40), generator))
+        integrated.append(network.expected_error(z, y))
+        counted.append(error_rate(z, y).mean())
+        network.release()
+    gap = torch.stack(integrated).mean() - torch.stack(counted).mean()
+    assert abs(gap) <= 4 * 0.5 / (40 * 300) ** 0.5
+    assert torch.stack(integrated).std() < torch.stack(counted).std()
+
+
+def test_only_one_output_of_the_last_layer_can_be_integrated(generator) -> None:
+    X = blobs(4, generator)[0]
+    doubled = nn.Sequential(nn.Linear(5, 1), nn.Softplus()).double()
+    for model in (mlp(5, 4, 3), doubled):
+        assert not StochasticNetwork(model, Layout.of(model), X).integrable
+    bent = nn.Sequential(nn.Linear(5, 1), nn.Flatten(0)).double()
+    assert StochasticNetwork(bent, Layout.of(bent), X).integrable
 
 
 class Twice(nn.Module):

@@ -12,7 +12,7 @@ from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.problem import Problem
 from curvescope.spectra.exact import ExactSpectrum
 from curvescope.spectra.measure import SpectralMeasure
-from curvescope.structure.cfac import cfac, layer_approximations
+from curvescope.structure.cfac import cfac, layer_approximations, quadratic_forms
 from curvescope.structure.factors import kronecker_factors
 from tests.cases import BY_NAME
 from tests.conformance import assert_relative, check_operator
@@ -120,6 +120,22 @@ def test_convolutions(generator: torch.Generator) -> None:
     A = cfac(problem, layers=layer)[layer].dense()
     assert found.cfac_error.frobenius == pytest.approx(float((G - A).norm() / G.norm()), rel=1e-9)
     assert bool((found.cross_cosines.abs() <= 1 + 1e-12).all())
+
+
+@pytest.mark.parametrize("positions", [1, 3, 40], ids=["one", "few", "many"])
+def test_inner_products_with_rows_written_out(positions: int) -> None:
+    """``Σ gᵀ (A ⊗ B) g``; many positions take the form with rows written out, few the other."""
+    g = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=F64, generator=g)
+
+    e, x = random(4, 2, positions, 3), random(4, positions, 5)
+    roots = [(random(3, 3), random(5, 5)) for _ in range(2)]
+    factors = [(a @ a.T, b @ b.T) for a, b in roots]
+    rows = torch.einsum("bktm,btn->bkmn", e, x).reshape(8, 15)
+    expected = [float((rows @ torch.kron(A, B) * rows).sum()) for A, B in factors]
+    assert quadratic_forms(e, x, factors).tolist() == pytest.approx(expected, rel=1e-12)
 
 
 def linear_layer_of(problem: Problem) -> str:

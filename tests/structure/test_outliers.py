@@ -9,12 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from curvescope._checks import CurvescopeError
+from curvescope.data.embedded import load_embedded
 from curvescope.operators.algebra import knockout
 from curvescope.operators.simple import LowRank
 from curvescope.problem import Problem
+from curvescope.structure import outliers
 from curvescope.structure.classes import ClassStructure, class_structure
+from curvescope.structure.knockouts import class_dual
 from curvescope.structure.logistic import CanonicalModel
-from curvescope.structure.outliers import SHARES, attribute_outliers, widest_gap
+from curvescope.structure.outliers import SHARES, attribute_outliers, outliers_of, widest_gap
 
 F64 = torch.float64
 
@@ -106,6 +109,63 @@ def test_the_search_finds_the_same(generator: torch.Generator) -> None:
         CurvescopeError, match=r"has 135 rows, more than limit=10; the search needs"
     ):
         attribute_outliers(problem, limit=10)
+
+
+def digits(steps: int = 200, samples: int = 40) -> Problem:
+    """A float32 network after some steps of SGD: five classes, weights over many magnitudes."""
+    X, y = load_embedded("mnist-6k", split="train")
+    X, y = X[y < 5].flatten(1)[:200], y[y < 5][:200]
+    g = torch.Generator().manual_seed(0)
+    model = nn.Sequential(nn.Linear(784, 24), nn.Tanh(), nn.Linear(24, 5))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn(p.shape, generator=g) * p.shape[-1] ** -0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(X), y).backward()
+        optimizer.step()
+    return Problem(model, (X[:samples], y[:samples]))
+
+
+def test_rare_pairs_of_classes_count_in_float32(generator: torch.Generator) -> None:
+    """What a part spans does not depend on weights: none may fall below the rounding of float32."""
+    problem = digits()
+    exact = attribute_outliers(problem)
+    found = attribute_outliers(problem, limit=1, generator=generator)
+    assert not found.exact
+    assert found.edge == pytest.approx(exact.edge, rel=1e-4)
+    assert found.groups == exact.groups
+
+
+def test_a_large_gram_matrix_is_searched(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = digits(steps=50)
+    whole = attribute_outliers(problem, generator=generator)
+    assert len(whole.values) == 200
+    monkeypatch.setattr(outliers, "_DENSE", 100)
+    found = attribute_outliers(problem, generator=generator)
+    assert found.exact
+    assert found.edge == pytest.approx(whole.edge, rel=1e-9)
+    assert found.groups == whole.groups
+    k = len(found.values)
+    assert whole.outliers < k < 200
+    torch.testing.assert_close(found.values, whole.values[:k], rtol=1e-8, atol=0)
+    torch.testing.assert_close(
+        found.shares[: whole.outliers], whole.shares[: whole.outliers], rtol=0, atol=1e-6
+    )
+
+
+def test_counts_of_knockouts_are_those_of_all_eigenvalues() -> None:
+    """Inertia of one factorisation against the spectra of all eight matrices."""
+    dual = class_dual(digits(steps=100))
+    found = outliers_of(dual)
+    chain = [("global",), ("class",), ("class", "cross"), ("class", "cross", "diagonal")]
+    for how, column in (("subtract", "subtracted"), ("project", "projected")):
+        left = [int((dual.knocked_out(c, how).values > found.edge).sum()) for c in chain]
+        gone = [a - b for a, b in pairwise([found.outliers, *left])] + [left[-1]]
+        assert [getattr(group, column) for group in found.groups] == gone
 
 
 def test_a_layer_and_two_classes() -> None:

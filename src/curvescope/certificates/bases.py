@@ -16,6 +16,7 @@ from torch import Tensor
 from curvescope.certificates.blocks import Layout
 
 Pair = tuple[Tensor, Tensor] | None
+_NULL = 1e-10  # eigenvalues below this share of the largest are rounding
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,9 @@ class Eigenbases:
     """Eigenbases of ``A_l ⊗ B_l`` for one layout, again and again.
 
     A factor that has not changed since the last call (the first layer's ``E[xxᵀ]`` never does) is
-    not decomposed again.
+    not decomposed again. Where a factor has no curvature, every basis is an eigenbasis: first one
+    close to the standard basis is taken, in which the units of a layer stay apart, and later one
+    close to the last, so that variances that follow it are not mixed.
 
     >>> from torch import nn
     >>> layout = Layout.of(nn.Linear(2, 2, bias=False))
@@ -138,7 +141,7 @@ class Eigenbases:
                 values.append(like.new_zeros(self._layout.sizes[i]))
                 continue
             (mu, U), (nu, V) = (self._descending(i, side, m) for side, m in enumerate(factor))
-            pairs.append((U.to(like), V.to(like)))
+            pairs.append((U.to(like).contiguous(), V.to(like).contiguous()))
             values.append(torch.outer(mu, nu).reshape(-1).to(like))
         return Bases(self._layout, tuple(pairs)), torch.cat(values)
 
@@ -146,6 +149,25 @@ class Eigenbases:
         known = self._known.get((block, side))
         if known is None or not torch.equal(known[0], matrix):
             values, vectors = torch.linalg.eigh(matrix.double())
-            known = matrix, values.flip(0).clamp_min(0), vectors.flip(1)
+            values, vectors = values.flip(0).clamp_min(0), vectors.flip(1)
+            rank = int((values > _NULL * values[0]).sum())
+            if rank < len(values):
+                top = vectors[:, :rank]
+                vectors = _completed(top, _free_axes(top) if known is None else known[2][:, rank:])
+            known = matrix, values, vectors
             self._known[block, side] = known
         return known[1], known[2]
+
+
+def _free_axes(vectors: Tensor) -> Tensor:
+    """The unit vectors that have least to do with the given orthonormal ones, ``[d, d − k]``."""
+    size, taken = vectors.shape
+    loads = vectors.square().sum(1)
+    axes = loads.argsort(stable=True)[: size - taken].sort().values
+    return torch.eye(size, dtype=vectors.dtype, device=vectors.device)[:, axes]
+
+
+def _completed(vectors: Tensor, near: Tensor) -> Tensor:
+    """Orthonormal ``vectors``, completed to a basis that is close to the columns ``near``."""
+    Q, R = torch.linalg.qr(torch.cat([vectors, near], 1))
+    return Q * torch.where(R.diagonal() < 0, -1.0, 1.0)

@@ -8,9 +8,11 @@ weight of the surrogate ``ě`` and ``κ`` that of the divergence, a step follows
 ``"root"`` (DH eq. 63): β = 1, κ = ∂√(B_RE/2)/∂KL, and ``ϱ = ½ log λ`` descends as well.
 ``"kl"``: let ``p = kl⁻¹(q, K)`` be the bound with ``kl(q‖p) = K = (KL + …)/n``. Differentiating
 this equation gives ``∂p/∂K = p(1−p)/(p−q)`` and ``∂p/∂q = ∂p/∂K · (logit p − logit q)``, so the
-bound falls along β = n (logit p − logit q), κ = 1, up to a factor that Adam ignores. β moves slowly
-and is set between epochs. λ sits at its optimum ``(Σ s + ‖m − m₀‖²)/P`` for each layer, where the
-divergence does not change with λ to first order.
+bound falls along β = n (logit p − logit q), κ = 1, up to a factor. β moves slowly and is set
+between epochs, like the prior variances: each layer's λ goes slowly to its optimum
+``(Σ s + ‖m − m₀‖²)/P``. Slowly, because a network of ReLUs does not see the scale of a layer: with
+λ always at its optimum nothing would hold that scale, and the noise of the steps, which can only
+lengthen a vector on average, would blow it up until the prior mean is worth nothing.
 """
 
 from __future__ import annotations
@@ -22,11 +24,12 @@ import torch
 from torch import Tensor
 
 from curvescope.certificates.bases import Bases
+from curvescope.certificates.losses import error_rate, margins, surrogate
 from curvescope.certificates.methods import Method
-from curvescope.certificates.network import StochasticNetwork, error_rate, surrogate
+from curvescope.certificates.network import StochasticNetwork
 from curvescope.certificates.precision import strict_precision
 
-_BETAS = (0.9, 0.999)  # Adam
+_MEMORY = 0.9  # of the averaged gradient
 _ALPHA = 0.9  # RMSprop, as Dziugaite & Roy
 _EPSILON = 1e-8
 
@@ -37,6 +40,7 @@ class Standing:
 
     error: float
     kl: float
+    margin: float  # mean absolute margin
     prior_variances: tuple[float, ...]
 
 
@@ -88,7 +92,6 @@ class Descent:
         self._rho = 0.5 * prior_variance[:1].log()
         self._rho_second = torch.zeros_like(self._rho)
         self._cap = method.grid.largest * math.exp(-1 / method.grid.precision)
-        self._powers = torch.ones(2, dtype=mean.dtype, device=mean.device)
         self.weight = torch.ones((), dtype=mean.dtype, device=mean.device)  # β
         self.temperature = torch.ones_like(self.weight)
         self.rate = torch.zeros((), dtype=mean.dtype, device=mean.device)
@@ -97,6 +100,7 @@ class Descent:
         noise = network.noise_size(size)
         self.noise = torch.zeros(noise, dtype=mean.dtype, device=mean.device)
         self.errors = torch.zeros((), dtype=mean.dtype, device=mean.device)
+        self.margin = torch.zeros_like(self.errors)  # the sum of absolute margins
 
     # The step -----------------------------------------------------------------------------
 
@@ -108,51 +112,67 @@ class Descent:
             output = self.network(
                 x, mean, rho.exp(), self.bases, self.noise, rotated=self.method.rotated
             )
-            loss = surrogate(output, y, kind=self.method.surrogate, temperature=self.temperature)
+            loss = self._loss(output, y)
             (slope,) = torch.autograd.grad(loss, self._theta)
         with torch.no_grad():
             self.errors.add_(error_rate(output, y).sum())
+            if self._smoothed:
+                self.margin.add_(margins(output, y).abs().sum())
             self._descend(slope)
+        self.network.release()
+
+    def _loss(self, output: Tensor, y: Tensor) -> Tensor:
+        if self._smoothed:
+            return surrogate(output, y, kind="sigmoid", temperature=self.temperature)
+        if self.method.surrogate == "logistic":
+            return surrogate(output, y, kind="logistic", temperature=1.0)
+        return self.network.expected_error(output, y)
+
+    @property
+    def _smoothed(self) -> bool:
+        """Whether the loss has a temperature."""
+        kind = self.method.surrogate
+        return kind == "sigmoid" or (kind == "error" and not self.network.integrable)
 
     def _descend(self, slope: Tensor) -> None:
         mean, rho = self._theta.detach().unbind(0)
         distance, variance = mean - self._prior, (2 * rho).exp()
-        spread, length = self._sums(variance), self._sums(distance.square())
-        rates = self._lambda.index_select(0, self._groups)
         if self.method.objective == "kl":
+            rates = self._lambda.index_select(0, self._groups)
             slope.mul_(self.weight)
             slope[0].addcdiv_(distance, rates)
             slope[1].addcdiv_(variance, rates).sub_(1)
         else:
-            push = self._root_push(spread, length, rho)
-            slope[0].addcmul_(distance, push / rates)
-            slope[1].addcmul_(variance / rates - 1, push)
-        if self.method.optimizer == "adam":
-            self._adam(slope, rates)
+            prior = self._lambda[0].clone()
+            push = self._root_push(variance, distance, rho)
+            slope[0].addcmul_(distance, push / prior)
+            slope[1].addcmul_(variance, push / prior).sub_(push)
+        if self.method.optimizer == "natural":
+            self._natural(slope, variance)
         else:
             self._second.mul_(_ALPHA).addcmul_(slope, slope, value=1 - _ALPHA)
-            move = slope.div_(self._second.sqrt().add_(_EPSILON)).mul_(self.rate)
-            self._theta.detach().sub_(move)
-        if self.method.layer_priors:
-            best = (spread + length) / self._sizes
-            self._lambda.copy_(best.clamp(1e-12, self._cap))
+            self._theta.detach().addcdiv_(
+                slope.mul_(-self.rate), self._second.sqrt().add_(_EPSILON)
+            )
 
-    def _adam(self, slope: Tensor, rates: Tensor) -> None:
-        self._powers[0].mul_(_BETAS[0])
-        self._powers[1].mul_(_BETAS[1])
-        self._first.lerp_(slope, 1 - _BETAS[0])
-        self._second.mul_(_BETAS[1]).addcmul_(slope, slope, value=1 - _BETAS[1])
-        scale = (self._second / (1 - self._powers[1])).sqrt_().add_(_EPSILON)
-        move = (self._first / scale).mul_(self.rate / (1 - self._powers[0]))
-        move[0].mul_(rates.sqrt())  # means move in units of the prior's deviation
-        move[1].mul_(self.method.deviation_rate / self.method.rate)
+    def _natural(self, slope: Tensor, variance: Tensor) -> None:
+        """A step against the natural gradient, averaged over a few steps and bounded.
+
+        The Fisher matrix of a Gaussian in ``(m, ρ)`` is ``diag(1/s, 2)``. A mean moves by at most
+        half of its deviation, a log-deviation by at most 0.1.
+        """
+        self._first.lerp_(slope, 1 - _MEMORY)
+        move = self._first * self.rate
+        reach = variance.sqrt().mul_(0.5)
+        move[0].mul_(variance).clamp_(-reach, reach)
+        move[1].mul_(0.5).clamp_(-0.1, 0.1)
         self._theta.detach().sub_(move)
 
-    def _root_push(self, spread: Tensor, length: Tensor, rho: Tensor) -> Tensor:
+    def _root_push(self, variance: Tensor, distance: Tensor, rho: Tensor) -> Tensor:
         """``κ = ∂√(B_RE/2)/∂KL``; ϱ takes its own step on the way (RMSprop)."""
         n, grid = self._samples, self.method.grid
         prior = (2 * self._rho).exp()
-        total = (spread.sum() + length.sum()) / prior
+        total = (variance.sum() + distance @ distance) / prior
         size = float(self._groups.numel())
         kl = 0.5 * (total - size) - rho.sum() + size * self._rho
         gap = math.log(grid.largest) - 2 * self._rho  # j = b · gap
@@ -174,7 +194,7 @@ class Descent:
         """Everything that a step changes."""
         return [
             self._theta, self._first, self._second, self._lambda, self._rho, self._rho_second,
-            self._powers, self.errors,
+            self.errors, self.margin,
         ]  # fmt: skip
 
     # Between epochs -----------------------------------------------------------------------
@@ -185,9 +205,18 @@ class Descent:
         prior = self._lambda.double().index_select(0, self._groups)
         ratio = (2 * rho).exp() / prior
         kl = 0.5 * (ratio - 1 - ratio.log() + (mean - self._prior).square() / prior).sum()
-        error = float(self.errors) / max(draws, 1)
+        error, margin = (float(total) / max(draws, 1) for total in (self.errors, self.margin))
         self.errors.zero_()
-        return Standing(error, float(kl), tuple(self._lambda.tolist()))
+        self.margin.zero_()
+        return Standing(error, float(kl), margin, tuple(self._lambda.tolist()))
+
+    @torch.no_grad()
+    def adapt_priors(self, share: float) -> None:
+        """Move each layer's λ by a ``share`` of the way to its optimum ``(Σ s + ‖m − m₀‖²)/P``."""
+        mean, rho = self._theta.detach().unbind(0)
+        total = self._sums((2 * rho).exp() + (mean - self._prior).square())
+        best = (total / self._sizes).clamp(1e-12, self._cap)
+        self._lambda.copy_(self._lambda.log().lerp_(best.log(), share).exp_())
 
     @property
     def mean(self) -> Tensor:
@@ -206,7 +235,8 @@ class Descent:
     def change_basis(self, bases: Bases) -> None:
         """Go over to new bases: means turn, variances follow (or stay, as the method says).
 
-        Adam's averages go along: gradients turn like means, their squares like variances.
+        The averaged gradient goes along: that of means turns like them, that of log-deviations like
+        variances.
         """
         old, theta = self.bases.clone(), self._theta.detach()
         if self.method.rotated:
@@ -214,8 +244,6 @@ class Descent:
             self._prior.copy_(bases.rotate(self.prior_standard))
             self._first[0].copy_(bases.rotate(old.restore(self._first[0])))
             self._first[1].copy_(bases.carry(self._first[1], old))
-            for moments in self._second:
-                moments.copy_(bases.carry(moments, old))
         if self.method.follow:
             theta[1].copy_(0.5 * bases.carry((2 * theta[1]).exp(), old).log())
         self.bases.copy_(bases)

@@ -32,7 +32,8 @@ from torch import Tensor, nn
 from curvescope import io
 from curvescope._checks import CurvescopeError, finite_float
 from curvescope.certificates.bound import draws_for_slack, monte_carlo_bound
-from curvescope.certificates.network import StochasticNetwork, error_rate
+from curvescope.certificates.losses import error_rate
+from curvescope.certificates.network import StochasticNetwork
 from curvescope.certificates.optimise import Progress
 from curvescope.certificates.posterior import Posterior
 from curvescope.certificates.precision import strict_precision

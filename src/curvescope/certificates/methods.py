@@ -11,10 +11,12 @@
 
 DH's methods minimise ``ě(Q) + √(B_RE/2)`` by RMSprop with one draw of the weights per step.
 ``"local"`` differs in six ways: each example has noise of its own (local reparametrisation); the
-objective is the kl-inverse itself, through its exact derivatives; the error's surrogate is a
-sigmoid instead of a convex upper bound; each layer has its own prior variance, at its closed-form
-optimum in every step; variances start at ``1/(1/λ + β h)`` from the curvature h; and Adam works in
-the coordinates of the eigenbasis, with steps in units of the prior's standard deviation.
+objective is the kl-inverse itself, through its exact derivatives; the error is not replaced by a
+convex upper bound, but for two classes integrated over the last layer's noise, for more smoothed by
+a softmax; each layer has its own prior variance, at its closed-form optimum in every step;
+variances start at ``1/(1/λ + β h)`` from the curvature h; and means and deviations follow the
+natural gradient in the coordinates of the eigenbasis, in which the posterior's own variances are
+the preconditioner, so that flat directions are not shaken by the noise of sharp ones.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from math import cos, pi
 
 from curvescope._checks import CurvescopeError, finite_float, one_of, positive_int
 from curvescope.certificates.bound import FORMS, PriorGrid
+
+_LARGEST_STEP = 0.2  # of the natural gradient, on tiny data
 
 
 @dataclass(frozen=True)
@@ -40,14 +44,14 @@ class Method:
             positions in the order of eigenvalues, as in the authors' code.
         local: Whether each example has noise of its own.
         objective: ``"root"`` (``ě + √(B_RE/2)``, DH eq. 63) or ``"kl"`` (the kl-inverse).
-        surrogate: ``"logistic"`` or ``"sigmoid"``.
-        temperature: Of the sigmoid, in units of the mean absolute margin at the start.
+        surrogate: ``"logistic"``, ``"sigmoid"``, or ``"error"``: the error itself for two classes
+            (the noise of the last layer integrated out), the sigmoid for more.
+        temperature: Of the sigmoid, in units of the mean absolute margin.
         layer_priors: Whether each layer has a prior variance of its own at its closed-form optimum;
             otherwise one variance for all is learnt by gradient descent.
-        optimizer: ``"rmsprop"`` (in the standard basis) or ``"adam"`` (in the eigenbasis, means in
-            units of the prior's standard deviation).
-        rate: The learning rate of means (and, for RMSprop, of everything).
-        deviation_rate: The learning rate of log-deviations for Adam.
+        optimizer: ``"rmsprop"`` (in the standard basis) or ``"natural"`` (natural gradient in the
+            eigenbasis).
+        rate: The learning rate: of a step for RMSprop, of an epoch for the natural gradient.
         epochs: Passes over the data.
         batch_size: Examples in a step.
         form: Of the final bound, ``"maurer"`` or ``"seeger"``.
@@ -67,11 +71,10 @@ class Method:
     local: bool = False
     objective: str = "root"
     surrogate: str = "logistic"
-    temperature: float = 0.25
+    temperature: float = 0.05
     layer_priors: bool = False
     optimizer: str = "rmsprop"
     rate: float = 1e-3
-    deviation_rate: float = 1e-3
     epochs: int = 2000
     batch_size: int = 128
     form: str = "seeger"
@@ -81,13 +84,13 @@ class Method:
         where = "Method"
         one_of(where, "basis", self.basis, ("standard", "kronecker", "closed"))
         one_of(where, "objective", self.objective, ("root", "kl"))
-        one_of(where, "surrogate", self.surrogate, ("logistic", "sigmoid"))
-        one_of(where, "optimizer", self.optimizer, ("rmsprop", "adam"))
+        one_of(where, "surrogate", self.surrogate, ("logistic", "sigmoid", "error"))
+        one_of(where, "optimizer", self.optimizer, ("rmsprop", "natural"))
         one_of(where, "form", self.form, FORMS)
         positive_int(where, "refresh", self.refresh, 0)
         positive_int(where, "epochs", self.epochs)
         positive_int(where, "batch_size", self.batch_size)
-        for name in ("temperature", "rate", "deviation_rate"):
+        for name in ("temperature", "rate"):
             if not finite_float(where, name, getattr(self, name)) > 0:
                 msg = f"{where}: {name} must be positive, got {getattr(self, name)!r}"
                 raise CurvescopeError(msg)
@@ -95,13 +98,18 @@ class Method:
     @property
     def rotated(self) -> bool:
         """Whether the means are optimised in the coordinates of the basis."""
-        return self.optimizer == "adam"
+        return self.optimizer == "natural"
 
-    def rate_factor(self, epoch: int) -> float:
-        """What the rates are multiplied with: ×0.1 at every fifth (DH), or half a cosine."""
-        if self.optimizer == "adam":
-            return 0.5 * (1 + cos(pi * epoch / self.epochs))
-        return 0.1 ** self._stage(epoch)
+    def step_rate(self, epoch: int, share: float) -> float:
+        """The rate of a step on a ``share`` of the data.
+
+        DH: ``rate``, ×0.1 at every fifth of the epochs. Natural gradient: ``rate × share``, so that
+        the noise of a step does not depend on the batch, falling like half a cosine.
+        """
+        if self.optimizer == "natural":
+            decay = 0.5 * (1 + cos(pi * epoch / self.epochs))
+            return min(self.rate * share, _LARGEST_STEP) * decay
+        return self.rate * 0.1 ** self._stage(epoch)
 
     def refreshes(self, epoch: int) -> bool:
         """Whether the basis is computed anew before this epoch (the first one is always there)."""
@@ -125,12 +133,11 @@ _METHODS = {
         refresh=10,
         local=True,
         objective="kl",
-        surrogate="sigmoid",
+        surrogate="error",
         layer_priors=True,
-        optimizer="adam",
-        rate=0.03,
-        deviation_rate=0.03,
-        epochs=300,
+        optimizer="natural",
+        rate=3.0,
+        epochs=60,
         batch_size=250,
         form="maurer",
         grid=PriorGrid(precision=10.0, largest=100.0),

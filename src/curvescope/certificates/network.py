@@ -19,7 +19,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from curvescope._checks import ModelError
@@ -41,12 +40,14 @@ class LocalLinear(nn.Module):
         self.mean: Tensor
         self.variance: Tensor
         self.noise: Tensor
+        self.deviation: Tensor  # of the last pass, in the basis
         self.rotated = False
 
     def forward(self, x: Tensor) -> Tensor:
         """``x [M, b]ᵀ + noise``; with ``rotated`` the mean is given as ``Uᵀ [M, b] V``."""
         z = self._coordinates(x)
-        spread = (self._product(z.square(), self.variance) + _TINY).sqrt() * self.noise
+        self.deviation = (self._product(z.square(), self.variance) + _TINY).sqrt()
+        spread = self.deviation * self.noise
         if self.pair is None:
             y = self._product(x, self.mean) + spread
         elif self.rotated:
@@ -54,6 +55,11 @@ class LocalLinear(nn.Module):
         else:
             y = self._affine(x, self.mean) + spread @ self.pair[0].T
         return y if self.constant_bias is None else y + self.constant_bias
+
+    def kick(self) -> Tensor:
+        """What the noise added to the output of the last pass."""
+        spread = self.deviation * self.noise
+        return spread if self.pair is None else spread @ self.pair[0].T
 
     def _coordinates(self, x: Tensor) -> Tensor:
         """``Vᵀ [x; 1]`` for every example; x itself in the standard basis."""
@@ -97,6 +103,7 @@ class StochasticNetwork:
             reference = self._copy(example[:4])
             fewer = self._copy(example[:2])
         self._local: dict[int, LocalLinear] = {}
+        self._output: LocalLinear | None = None  # whose one output is the model's
         if local:
             self._make_local(example[:4])
         self._shared = [i for i in range(len(layout.blocks)) if i not in self._local]
@@ -154,21 +161,49 @@ class StochasticNetwork:
             overrides.update(_parameters(block, _weights(means[i], kick, pair, rotated)))
         return torch.func.functional_call(self._copy, overrides, (x,))
 
+    def release(self) -> None:
+        """Forget the last pass, so that no graph of derivatives stays alive between steps."""
+        for layer in self._local.values():
+            del layer.mean, layer.variance, layer.noise, layer.deviation
+
+    @property
+    def integrable(self) -> bool:
+        """Whether the output is one number from a layer with local noise (two classes)."""
+        return self._output is not None
+
+    def expected_error(self, output: Tensor, target: Tensor) -> Tensor:
+        """The last pass's probability of error, the last layer's noise integrated out.
+
+        Given its input h, the one output is Gaussian with mean ``μ(h)`` and deviation ``s(h)``, so
+        it has the wrong sign with probability ``Φ(−y μ/s)``, y = ±1: the error itself, and it is
+        differentiable. Needs :attr:`integrable`.
+
+        Args:
+            output: What the last call returned.
+            target: Labels 0 and 1.
+        """
+        assert self._output is not None
+        mean = (output.reshape(-1, 1) - self._output.kick()).reshape(-1)
+        score = mean * (2 * target - 1) / self._output.deviation.reshape(-1)
+        return torch.special.ndtr(-score).mean()
+
     def _make_local(self, example: Tensor) -> None:
         """Replace every linear layer that is used once, on vectors, by one with local noise."""
         modules = dict(self._copy.named_modules(remove_duplicate=False))
         uses: dict[str, int] = {}
+        outputs: dict[str, Any] = {}  # kept alive, so that no two share their memory by chance
 
         def hook(name: str) -> Callable[..., None]:
             def count(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
                 plain = output.ndim == 2 and len(output) == len(example)
                 uses[name] = uses.get(name, 0) + (1 if plain else 2)
+                outputs[name] = output
 
             return count
 
         handles = [m.register_forward_hook(hook(n)) for n, m in modules.items()]
         with torch.no_grad():
-            self._copy(example)
+            final = self._copy(example)
         for handle in handles:
             handle.remove()
         for i, block in enumerate(self.layout.blocks):
@@ -185,6 +220,8 @@ class StochasticNetwork:
             else:
                 self._copy = layer
             self._local[i] = layer
+            if block.rows == 1 and outputs[path].data_ptr() == final.data_ptr():
+                self._output = layer
 
     def _check(self, mean: Tensor, example: Tensor, reference: Tensor) -> None:
         """Without noise the copy must compute what the model computes."""
@@ -222,57 +259,3 @@ def _parameters(block: Block, matrix: Tensor) -> dict[str, Tensor]:
         return {block.weight: matrix.reshape(block.shape)}
     weight = matrix[:, :-1].reshape(block.shape)
     return {block.weight: weight, block.bias: matrix[:, -1]}
-
-
-def error_rate(output: Tensor, target: Tensor) -> Tensor:
-    """Whether each example is classified wrongly, as 0 or 1 (DH eq. 59 with ``≠``).
-
-    One output per example: the positive class is predicted above zero. Several: the largest one;
-    an output that is not a number counts as an error.
-
-    >>> error_rate(torch.tensor([[0.2], [-3.0]]), torch.tensor([1, 1])).tolist()
-    [0.0, 1.0]
-    """
-    if output.ndim == 1 or output.shape[1] == 1:
-        flat = output.reshape(-1)
-        right = ((flat > 0) == (target > 0)) & ~flat.isnan()
-    else:
-        right = (output.argmax(1) == target) & ~output.isnan().any(1)
-    return (~right).to(output.dtype)
-
-
-def margins(output: Tensor, target: Tensor) -> Tensor:
-    """By how much the right answer's logit exceeds the others'; negative for an error.
-
-    >>> margins(torch.tensor([[2.0, -1.0, 0.5]]), torch.tensor([0])).tolist()
-    [1.5]
-    """
-    if output.ndim == 1 or output.shape[1] == 1:
-        return output.reshape(-1) * (2 * target - 1)
-    right = output.gather(1, target[:, None])
-    others = output.scatter(1, target[:, None], -torch.inf)
-    return right[:, 0] - others.amax(1)
-
-
-def surrogate(output: Tensor, target: Tensor, *, kind: str, temperature: float | Tensor) -> Tensor:
-    """A differentiable stand-in for the error, averaged over the batch.
-
-    ``"logistic"``: cross-entropy divided by log 2, an upper bound of the error (Dziugaite & Roy
-    2017). ``"sigmoid"``: ``1 − softmax(z/T)_y``, which tends to the error itself as the
-    temperature T falls; the posterior's own noise smooths what is left.
-
-    >>> z, y = torch.tensor([[0.0]]), torch.tensor([1])
-    >>> surrogate(z, y, kind="logistic", temperature=1.0).item()
-    1.0
-    >>> surrogate(z, y, kind="sigmoid", temperature=0.5).item()
-    0.5
-    """
-    if output.ndim == 1 or output.shape[1] == 1:
-        margin = output.reshape(-1) * (2 * target - 1)
-        if kind == "logistic":
-            return F.softplus(-margin).mean() / 0.6931471805599453
-        return torch.sigmoid(-margin / temperature).mean()
-    if kind == "logistic":
-        return F.cross_entropy(output, target) / 0.6931471805599453
-    picked = torch.softmax(output / temperature, 1).gather(1, target[:, None])
-    return 1 - picked.mean()

@@ -18,9 +18,11 @@ from curvescope.certificates.bound import complexity
 from curvescope.certificates.curvature import CurvatureBases
 from curvescope.certificates.descent import Descent, Standing
 from curvescope.certificates.divergence import kl_inverse
+from curvescope.certificates.losses import margins
 from curvescope.certificates.methods import Method
-from curvescope.certificates.network import StochasticNetwork, margins
+from curvescope.certificates.network import StochasticNetwork
 from curvescope.certificates.posterior import Posterior
+from curvescope.certificates.precision import fast_precision
 
 log = logging.getLogger("curvescope")
 
@@ -28,6 +30,7 @@ _FIRST_RHO = -3.0  # ϱ at the start: λ = e^{−6} (DH alg. 1)
 _LEAST_DEVIATION = 1e-4  # log|w| of a weight that is zero
 _FIRST_WEIGHT = 1.5  # β/n before anything is known
 _LARGEST_WEIGHT = 6.0
+_PRIOR_TIMES = 10.0  # a layer's prior variance covers its way so many times over, by factors of e
 
 
 @dataclass(frozen=True)
@@ -105,20 +108,26 @@ def optimise(
     descent.weight.fill_(_FIRST_WEIGHT * samples)
     descent.temperature.fill_(method.temperature * _typical_margin(network, start, data))
     history = []
-    with stepping(descent, graph=graph) as step:
+    with fast_precision(), stepping(descent, graph=graph) as step:
         noise_source = _noise_source(generator, start.device)
         for epoch in range(method.epochs):
             if source is not None and method.refreshes(epoch):
                 bases, curvature = source(descent.mean)
                 descent.change_basis(bases)
-            descent.rate.fill_(method.rate * method.rate_factor(epoch))
+            descent.rate.fill_(method.step_rate(epoch, len(descent.index) / samples))
             draws = _epoch(descent, step, samples, generator, noise_source)
-            point, weight = _estimate(epoch, descent.standing(draws), samples, delta, method)
+            standing = descent.standing(draws)
+            point, weight = _estimate(epoch, standing, samples, delta, method)
             history.append(point)
             if method.objective == "kl":
                 descent.weight.fill_(weight * samples)
+                descent.temperature.fill_(method.temperature * (standing.margin or 1.0))
+            if method.layer_priors:
+                descent.adapt_priors(min(1.0, _PRIOR_TIMES / method.epochs))
             if progress is not None:
                 progress(Progress("optimise", epoch + 1, method.epochs, point.bound))
+    if method.layer_priors:
+        descent.adapt_priors(1.0)
     posterior = Posterior(descent.mean, prior_mean, descent.variance, descent.bases, curvature)
     return Optimised(posterior, descent.standing(0).prior_variances, tuple(history))
 

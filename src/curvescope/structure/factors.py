@@ -82,6 +82,10 @@ def kronecker_factors(
     Exact for every convex loss, in expectation over the labels (DH eq. 24, 27; A.2 for
     convolutions). ``E[M]`` is a mean over the terms of the loss, ``E[x xᵀ]`` over the samples.
 
+    The product takes the ``T`` positions of a convolution as independent. Where errors and inputs
+    agree at all positions, the layer's Hessian is ``T`` times as large as the product (as in DH
+    A.2), so that the eigenvalues of the two may be far apart.
+
     Cost: one forward pass, and as many backward passes without parameter gradients as the output
     Hessian has rank (``C − 1`` for cross-entropy), in all about 3 to 4 gradients for 10 classes.
     Memory: the graph of one batch and the factors.

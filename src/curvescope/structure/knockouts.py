@@ -89,7 +89,7 @@ class ClassDual:
             X = self.bases["between"]
             return ExactSpectrum.of_gram(X.T @ self.gram @ X, self.dimension)
         X = torch.cat([self.bases[name] for name in names], 1)
-        matrix = _subtracted(self.gram, X) if how == "subtract" else _projected(self.gram, X)
+        matrix = _subtracted(self.gram, X) if how == "subtract" else projected(self.gram, X)
         return ExactSpectrum.of_gram(matrix, self.dimension)
 
 
@@ -100,17 +100,31 @@ def _subtracted(K: Tensor, X: Tensor) -> Tensor:
     return K - half - half.T
 
 
-def _projected(K: Tensor, X: Tensor) -> Tensor:
-    """``K − K X (Xᵀ K X)⁺ Xᵀ K``; what is below the rounding of ``Xᵀ K X`` spans nothing."""
+def projected(K: Tensor, X: Tensor) -> Tensor:
+    """``K − K X (Xᵀ K X)⁺ Xᵀ K``; what is below the rounding of ``Xᵀ K X`` spans nothing.
+
+    >>> projected(torch.diag(torch.tensor([4.0, 2.0])), torch.tensor([[1.0], [0.0]]))
+    tensor([[0., 0.],
+            [0., 2.]])
+    """
     if X.shape[1] == 0:  # the cross part of two classes
         return K
-    KX = K @ X
-    inner = X.T @ KX
+    vectors, values = spanned(K, X)
+    half = K @ (X @ vectors) / values.sqrt()
+    return K - half @ half.T
+
+
+def spanned(K: Tensor, X: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvectors ``[r, r']`` and eigenvalues of ``Xᵀ K X`` that are more than rounding.
+
+    >>> spanned(torch.diag(torch.tensor([4.0, 0.0])), torch.eye(2))[1]
+    tensor([4.])
+    """
+    inner = X.T @ (K @ X)
     values, vectors = torch.linalg.eigh((inner + inner.T) / 2)
     eps = torch.finfo(K.dtype).eps
-    kept = values > len(values) * eps * values[-1] + 4 * eps * K.diagonal().max()
-    half = KX @ vectors[:, kept] / values[kept].sqrt()
-    return K - half @ half.T
+    kept = values > len(values) * eps * values.amax(0) + 4 * eps * K.diagonal().max()
+    return vectors[:, kept], values[kept]
 
 
 def class_dual(problem: Problem, *, layer: str | None = None) -> ClassDual:

@@ -1,0 +1,99 @@
+"""DH F.1, fig. 20, 21: do logit gradients cluster by logit or by class?"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from curvescope.catalogue.dissecting_hessian.families import MNIST_T, Group, group
+from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
+from curvescope.catalogue.pictures import Curve, Panel, Picture
+from curvescope.structure.clustering import Clusters, logit_clusters, tsne
+
+PARTS = ("weight", "output")
+NAMES = {"weight": "Δ", "output": "Γ"}
+GREY = 6  # in the style's cycle: for the centres alone
+
+
+def run(settings: Settings) -> Outcome:
+    """Cluster Δ and Γ of fc1 at the start and at the minimum."""
+    networks = group(settings, MNIST_T)
+    (subject,) = networks.subjects
+    found = {
+        "initialisation": _clusters(settings, "start", networks, subject.at_start()),
+        "minimum": _clusters(settings, "minimum", networks, subject.model),
+    }
+    rows = []
+    for when, parts in found.items():
+        for part, clusters in parts.items():
+            low = 0.5 if when == "initialisation" else None
+            by_logit, by_class = clusters.logit_share, clusters.class_share
+            rows += [
+                Row(f"{NAMES[part]} at {when}: variance between logits", by_logit, low=low),
+                Row(f"{NAMES[part]} at {when}: variance between classes", by_class),
+            ]
+    pictures = tuple(_picture(settings, when, parts) for when, parts in found.items())
+    notes = (
+        "A share of variance stands for what DH reads off its pictures: 1 where the points lie on "
+        "the centres.",
+        f"T-200² as for the PAC-Bayes bounds; means over {len(networks.data)} samples.",
+    )
+    return Outcome(tuple(rows), pictures, {}, notes)
+
+
+def _clusters(
+    settings: Settings, when: str, networks: Group, model: nn.Module
+) -> dict[str, Clusters]:
+    def compute() -> dict[str, Tensor]:
+        settings.tell(f"logit gradients, {when}")
+        found = logit_clusters(networks.problem(model), "fc1")
+        return {
+            "weight": found.weight.points,
+            "output": found.output.points,
+            "present": found.weight.present,
+        }
+
+    tensors = settings.once(f"dissecting-hessian/clusters-{when}", compute)
+    present = tensors["present"].cpu()
+    return {part: Clusters(tensors[part].cpu(), present) for part in PARTS}
+
+
+def _picture(settings: Settings, when: str, parts: dict[str, Clusters]) -> Picture:
+    panels = []
+    for stream, (part, clusters) in enumerate(parts.items()):
+        plane = tsne(clusters, generator=settings.generator(20 + stream))
+        for kind, points, centres in (
+            ("logit", plane.points.transpose(0, 1), plane.logit_centres),
+            ("class", plane.points, plane.class_centres),
+        ):
+            panels.append(_panel(f"{NAMES[part]} by {kind}", points, centres))
+    name = when.split()[-1]
+    caption = (
+        f"t-SNE of the mean logit gradients of fc1 at {when}: one colour for each logit (left) or "
+        "class (right), with the centres in grey (DH fig. 20, 21)."
+    )
+    return Picture(name, caption, tuple(panels))
+
+
+def _panel(title: str, points: Tensor, centres: Tensor) -> Panel:
+    """``points: [c, c, 2]``, one colour for each of the first index."""
+    curves = [
+        Curve.of("", own[:, 0], own[:, 1], kind="points", colour=place % GREY)
+        for place, own in enumerate(points)
+    ]
+    middle = torch.as_tensor(centres)
+    curves.append(Curve.of("centres", middle[:, 0], middle[:, 1], kind="points", colour=GREY))
+    return Panel(title=title, curves=tuple(curves))
+
+
+ENTRY = Entry(
+    name="dissecting-hessian/clustering",
+    source="DH F.1: fig. 20, 21",
+    shows="Logit gradients cluster by logit at initialisation, by class only weakly at a minimum.",
+    cost={
+        "smoke": "4 s, embedded digits, a network of width 24",
+        "small": "1 minute, MNIST, 2000 samples",
+        "paper": "3 minutes on a CPU",
+    },
+    run=run,
+)

@@ -1,0 +1,168 @@
+"""The trained networks of DH, and how their inputs were scaled.
+
+DH does not say how pixels were scaled, but its first version prints ``‖E[x]E[x]ᵀ‖ / ‖Σ_x‖`` of the
+first layer, which depends on the data alone: 25.142 for F-200² on MNIST is that of pixels in
+[−1, 1], 5.474 for LeNet5 on CIFAR-10 that of pixels in [0, 1], 0.020 for LeNet5-BN that of pixels
+of mean zero (the entry ``input-scaling``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import nn
+
+from curvescope.catalogue.entry import Settings
+from curvescope.catalogue.trained import Subject, trained
+from curvescope.data import Dataset, dataset
+from curvescope.data.normalise import Normalisation
+from curvescope.problem import Problem
+from curvescope.training import Recipe
+
+Inputs = Literal["unit", "symmetric", "channel"]
+"""Pixels in [0, 1], in [−1, 1], or of mean 0 and standard deviation 1 in each channel."""
+
+MINIATURE = {
+    "F-200^2": "F-24^2",
+    "T-200^2": "T-24^2",
+    "LeNet5": "LeNet5-(conv1-3)-(conv2-5)-(fc1-16)-(fc2-12)",
+    "LeNet5-BN": "LeNet5-(conv1-3)-(conv2-5)-(fc1-16)-(fc2-12)-BN",
+    "LeNet5-(fc1-80)": "LeNet5-(conv1-3)-(conv2-5)-(fc1-10)-(fc2-12)",
+    "LeNet5-(fc1-150)": "LeNet5-(conv1-3)-(conv2-5)-(fc1-20)-(fc2-12)",
+}
+"""What stands for each network at the smoke scale."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """Networks of one kind that differ in their seeds."""
+
+    key: str  # of their weights, see ``trained``
+    network: str
+    data: str
+    inputs: Inputs
+    recipe: Recipe
+    seeds: int
+    init: str = "pytorch"
+
+    def at(self, settings: Settings) -> Family:
+        """The same for the scale: fewer seeds and epochs, at the smoke scale a small network.
+
+        At the small scale, finished weights are used where ``work`` has them.
+        """
+        if settings.scale == "smoke":
+            return replace(
+                self,
+                key=f"smoke-{self.key}",
+                network=MINIATURE[self.network],
+                data="mnist-6k-R" if self.data.endswith("-R") else "mnist-6k",
+                recipe=Recipe(seed=0, epochs=5, lr=0.01, momentum=0.9, batch_size=32),
+                seeds=min(2, self.seeds),
+            )
+        if settings.scale == "small":
+            seeds = min(2, self.seeds)
+            if (settings.work / f"{self.key}.safetensors").is_file():
+                return replace(self, seeds=seeds)
+            recipe = Recipe(seed=0, epochs=3, lr=0.01, momentum=0.9)
+            return replace(self, key=f"small-{self.key}", recipe=recipe, seeds=seeds)
+        return self
+
+
+_PLAIN = Recipe(seed=0, epochs=1000, lr=0.01)
+"""DH D.3."""
+_QUICK = Recipe(seed=0, epochs=150, lr=0.02, momentum=0.9, schedule="linear")
+"""Stable up to the curvature 2(1 + β)/lr = 190, as DH's up to 2/lr = 200, and as far in sum."""
+
+PLACE = "dissecting-hessian"
+FINISHED = (
+    "Networks and eigenpairs that the work folder holds are not computed again: the time above is "
+    "that of the rest."
+)
+MNIST = Family(f"{PLACE}/mnist", "F-200^2", "mnist", "symmetric", _PLAIN, 5)
+MNIST_CENTRED = Family("mnist", "F-200^2", "mnist", "channel", _PLAIN, 5)
+MNIST_RANDOM = Family(
+    f"{PLACE}/mnist-R",
+    "F-200^2",
+    "mnist-R",
+    "symmetric",
+    Recipe(seed=0, epochs=300, lr=0.02, momentum=0.9, schedule="linear"),
+    5,
+)
+MNIST_T = Family(
+    f"{PLACE}/mnist-T",
+    "T-200^2",
+    "mnist",
+    "unit",
+    Recipe(seed=0, epochs=20, lr=0.01, momentum=0.9, batch_size=100),
+    1,
+    "dziugaite-roy",
+)
+CIFAR = Family("cifar-10", "LeNet5", "cifar-10", "channel", _PLAIN, 5)
+CIFAR_UNIT = Family(f"{PLACE}/lenet5-unit", "LeNet5", "cifar-10", "unit", _QUICK, 5)
+CIFAR_80 = Family(f"{PLACE}/lenet5-fc1-80", "LeNet5-(fc1-80)", "cifar-10", "unit", _QUICK, 3)
+CIFAR_150 = Family(f"{PLACE}/lenet5-fc1-150", "LeNet5-(fc1-150)", "cifar-10", "unit", _QUICK, 3)
+CIFAR_BN = Family(f"{PLACE}/lenet5-bn", "LeNet5-BN", "cifar-10", "channel", _QUICK, 3)
+
+
+def scaled(settings: Settings, name: str, inputs: Inputs) -> Dataset:
+    """The training split with inputs of this kind, on the device."""
+    seed = settings.seed if name.endswith("-R") else None
+    kind: Literal["channel", "none"] = "channel" if inputs == "channel" else "none"
+    data = dataset(name, root=settings.root, normalise=kind, seed=seed, device=settings.device)
+    if inputs == "symmetric":
+        half = torch.full((1, 1, 1), 0.5, dtype=torch.float64)
+        normalisation = Normalisation("channel", half, half)
+        data = replace(data, X=normalisation.apply_(data.X), normalisation=normalisation)
+    return data
+
+
+@dataclass(frozen=True)
+class Group:
+    """The networks of a family and the data that their curvature is taken over."""
+
+    family: Family
+    data: Dataset
+    subjects: tuple[Subject, ...]
+
+    @property
+    def models(self) -> tuple[nn.Module, ...]:
+        """The trained networks."""
+        return tuple(subject.model for subject in self.subjects)
+
+    def starts(self) -> tuple[nn.Module, ...]:
+        """The networks before training."""
+        return tuple(subject.at_start() for subject in self.subjects)
+
+    def problem(self, model: nn.Module) -> Problem:
+        """A network's problem on this data."""
+        return Problem(model, self.data.batches(5000))
+
+
+def group(settings: Settings, family: Family) -> Group:
+    """A family's networks, trained if need be, with the samples of this scale.
+
+    Training takes all samples (at the smoke scale the first 1000), the curvature takes 300, 2000 or
+    all.
+    """
+    family = family.at(settings)
+    data = scaled(settings, family.data, family.inputs)
+    data = first(data, settings.pick(smoke=1000, small=len(data), paper=len(data)))
+    (settings.work / family.key).parent.mkdir(parents=True, exist_ok=True)
+    subjects = trained(
+        settings,
+        family.key,
+        family.network,
+        data,
+        family.recipe,
+        seeds=range(family.seeds),
+        init=family.init,
+    )
+    size = settings.pick(smoke=300, small=2000, paper=len(data))
+    return Group(family, first(data, size), subjects)
+
+
+def first(data: Dataset, samples: int) -> Dataset:
+    """The first samples of a data set."""
+    return data if samples >= len(data) else replace(data, X=data.X[:samples], y=data.y[:samples])

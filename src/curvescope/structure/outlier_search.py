@@ -1,0 +1,87 @@
+"""The search for outliers: the edge of the bulk, what lies above it, and what a part spans."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from curvescope.operators.base import LinearOperator
+from curvescope.operators.simple import LowRank
+from curvescope.spectra.eigenpairs import eigenpairs
+
+_MARGIN = 1e-6  # by which a value has to exceed the edge, so that rounding makes no outlier
+_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}  # residuals relative to the norm
+# Relative, of a product of two means over many gradients; in float64 that of the product.
+_ROUNDING = {torch.float32: 1e-10, torch.float64: 1e-13}
+
+
+def bulk_edge(left: float, largest: float, dtype: torch.dtype) -> float:
+    """The largest eigenvalue that is left, but no less than rounding where nothing is left.
+
+    >>> bulk_edge(0.5, 2.0, torch.float64), bulk_edge(0.0, 2.0, torch.float64) > 0
+    (0.5000005, True)
+    """
+    return max(left * (1 + _MARGIN), 1000 * torch.finfo(dtype).eps * largest)
+
+
+def leading(A: LinearOperator, k: int, generator: torch.Generator) -> Tensor:
+    """The ``k`` largest eigenvalues, to within the margin of the edge.
+
+    >>> from curvescope.operators.simple import Diagonal
+    >>> A = Diagonal(torch.tensor([3.0, 7.0, 1.0], dtype=torch.float64))
+    >>> leading(A, 2, torch.Generator().manual_seed(0)).round(decimals=9)
+    tensor([7., 3.], dtype=torch.float64)
+    """
+    return eigenpairs(A, k, tol=_TOLERANCE[A.dtype], generator=generator).values
+
+
+def above_edge(
+    G: LinearOperator, left: float, C: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor, float]:
+    """All eigenpairs above the edge and at least one below it, and the edge.
+
+    ``left`` is what the knockout of all ``C²`` means leaves; there are at most ``C²`` above it.
+
+    >>> from curvescope.operators.simple import Diagonal
+    >>> A = Diagonal(torch.tensor([9.0, 7.0, 5.0, 2.0, 1.0, 0.5], dtype=torch.float64))
+    >>> values, _, edge = above_edge(A, 2.0, 2, torch.Generator().manual_seed(0))
+    >>> int((values > edge).sum())
+    3
+    """
+    most = min(C * C, G.shape[0] - 1)
+    k = min(2 * C, most)
+    pairs = eigenpairs(G, k + 1, tol=_TOLERANCE[G.dtype], generator=generator)
+    edge = bulk_edge(left, float(pairs.values[0]), G.dtype)
+    while k < most and float(pairs.values[-1]) > edge:
+        k = min(2 * k, most)
+        pairs = eigenpairs(G, k + 1, tol=_TOLERANCE[G.dtype], generator=generator)
+    return pairs.values, pairs.vectors, edge
+
+
+def span(part: LowRank) -> Tensor:
+    """An orthonormal basis of what a part spans, ``[P, r]``, decided in float64.
+
+    Every vector counts by its direction, not by its weight: a rare pair of classes spans as much as
+    a frequent one, and the rounding of parameters in float32 must not hide it. Dropped are vectors
+    that weigh nothing beside the heaviest, and combinations within the rounding of the means.
+
+    >>> vectors = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 3.0], [0.0, 0.0, 0.0]])
+    >>> Q = span(LowRank(vectors, torch.tensor([1.0, 1.0, 1e-9])))
+    >>> (Q @ Q.T).round(decimals=5).diagonal()  # twice the same vector, and one of little weight
+    tensor([1., 1., 0.])
+    """
+    gram = torch.zeros(part.left.shape[1], part.left.shape[1], dtype=torch.float64)
+    gram = gram.to(part.left.device)
+    for rows in part.left.split(1 << 18):
+        double = rows.double()
+        gram.addmm_(double.T, double)
+    weights = part.scales.double() * gram.diagonal()
+    alive = weights > len(weights) * torch.finfo(torch.float64).eps * weights.max()
+    if not bool(alive.any()):
+        return part.left[:, :0]
+    lengths = gram.diagonal()[alive].sqrt()
+    values, vectors = torch.linalg.eigh(gram[alive][:, alive] / lengths / lengths[:, None])
+    kept = values > values[-1] * _ROUNDING[part.dtype]
+    mixed = vectors[:, kept] / lengths[:, None] / values[kept].sqrt()
+    basis = part.left[:, alive].double() @ mixed
+    return torch.linalg.qr(basis).Q.to(part.dtype)

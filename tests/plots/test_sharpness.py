@@ -1,0 +1,64 @@
+"""The picture of sharpness against generalisation shows the numbers of the comparison."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from curvescope._checks import CurvescopeError
+from curvescope.plots.sharpness import against_generalisation
+from curvescope.problem import Problem
+from curvescope.sharpness import Comparison, SharpnessReport, compare_reports, sharpness
+
+pytest.importorskip("matplotlib")
+
+
+def report(scale: float, *, test: bool = True) -> SharpnessReport:
+    model = nn.Linear(2, 2, bias=False).double()
+    with torch.no_grad():
+        model.weight.copy_(scale * torch.eye(2))
+    data = (torch.tensor([[1.0, 0.2], [0.1, 1.0], [0.4, 0.5]]).double(), torch.tensor([0, 1, 0]))
+    g = torch.Generator().manual_seed(0)
+    return sharpness(Problem(model, data), test=data if test else None, generator=g)
+
+
+def compared(scales: tuple[float, ...]) -> Comparison:
+    return compare_reports({f"scale {scale:g}": report(scale) for scale in scales})
+
+
+def test_points_lie_where_the_table_says() -> None:
+    found = compared((0.5, 1.0, 2.0))
+    figure = against_generalisation(found, "test loss", measures=("tr H", "λ_max(H)"))
+    assert len(figure.axes) == 2
+    for axes, measure in zip(figure.axes, ("tr H", "λ_max(H)"), strict=True):
+        assert axes.get_xlabel() == measure
+        points = [container.lines[0].get_xydata()[0].tolist() for container in axes.containers]
+        expected = [
+            [x.value, y.value]
+            for x, y in zip(found.table[measure], found.table["test loss"], strict=True)
+        ]
+        assert points == expected
+        tau = found.correlation(measure, "test loss").kendall
+        assert axes.get_title(loc="left") == f"τ = {tau:+.2g}"
+    assert figure.axes[0].get_ylabel() == "test loss"
+    labels = [entry.get_text() for entry in figure.axes[-1].get_legend().get_texts()]
+    assert labels == list(found.runs)
+
+
+def test_axes_are_logarithmic_where_runs_are_far_apart() -> None:
+    near, far = compared((1.0, 1.1)), compared((1.0, 120.0))
+    scales = [
+        against_generalisation(c, measures=("tr H",)).axes[0].get_xscale() for c in (near, far)
+    ]
+    assert scales == ["linear", "log"]
+
+
+def test_what_cannot_be_drawn_is_named() -> None:
+    with pytest.raises(CurvescopeError, match="no column 'luck'; columns are λ_max"):
+        against_generalisation(compared((1.0, 2.0)), "luck")
+    blind = compare_reports(
+        {name: report(scale, test=False) for name, scale in (("a", 1), ("b", 2))}
+    )
+    with pytest.raises(CurvescopeError, match="no run has a test error"):
+        against_generalisation(blind)
