@@ -10,7 +10,8 @@ from scipy import stats
 from torch import Tensor, nn
 
 import curvescope as cs
-from curvescope.sharpness.comparison import _chance, compare_reports, kendall, spearman
+from curvescope.sharpness.comparison import compare_reports
+from curvescope.sharpness.ranks import chance, kendall, spearman
 from curvescope.sharpness.report import SharpnessReport, sharpness
 
 
@@ -53,6 +54,33 @@ def test_comparison_of_runs() -> None:
     )  # NaN: every run has the same errors
 
 
+def moved(report: SharpnessReport, loss: float) -> SharpnessReport:
+    """The same curvature beside another test loss."""
+    assert report.test is not None
+    return replace(report, test=replace(report.test, loss=replace(report.test.loss, value=loss)))
+
+
+def test_the_verdict_is_the_sign_of_the_correlations() -> None:
+    runs = reports([3.0, 6.0, 12.0])  # ever flatter
+    said = compare_reports(runs).verdict("test loss")
+    assert said.startswith("flatter runs have the lower test loss, other than FF find")
+    assert "(Kendall's τ: λ_max(H) +1, tr H +1, ‖H‖_F +1; 3 runs, chance 0.33)" in said
+    false_friend = {
+        name: moved(r, loss) for (name, r), loss in zip(runs.items(), (1.0, 2.0, 3.0), strict=True)
+    }
+    said = compare_reports(false_friend).verdict("test loss")
+    assert said.startswith("sharper runs have the lower test loss, as FF find")
+    undecided = {
+        name: moved(r, loss) for (name, r), loss in zip(runs.items(), (1.0, 3.0, 2.0), strict=True)
+    }
+    said = compare_reports(undecided).verdict("test loss")
+    assert said.startswith("sharpness does not tell which runs have the lower test loss")
+    assert compare_reports(runs).verdict() == (
+        "all runs have the same test error: nothing can be said"
+    )
+    assert "nothing can be said" in compare_reports(runs).verdict(mode="train")
+
+
 def test_comparison_keeps_modes_apart() -> None:
     runs = reports([3.0, 6.0])
     train = {f"{name}, train": replace(r, mode="train") for name, r in runs.items()}
@@ -87,4 +115,4 @@ def test_rank_correlations_against_scipy() -> None:
 def test_the_chance_of_an_order_against_scipy() -> None:
     x, y = [1.0, 2.0, 3.0, 4.0, 5.0], [2.0, 1.0, 3.0, 5.0, 4.0]
     exact = stats.kendalltau(x, y, method="exact").pvalue
-    assert _chance(x, y, kendall(x, y)) == pytest.approx(exact)
+    assert chance(x, y, kendall(x, y)) == pytest.approx(exact)

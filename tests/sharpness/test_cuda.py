@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from curvescope.problem import Problem
 from curvescope.sharpness import TraceRegulariser, minibatch_metric, sharpness
 from curvescope.sharpness.tracing.signs import Signs
+from curvescope.training import Progress, Recipe, train
 
 pytestmark = pytest.mark.gpu
 
@@ -115,3 +117,27 @@ def test_report_and_mini_batch_metric() -> None:
     assert report.loss_gap.value == 0.0
     metric = minibatch_metric(model, X, y, generator=generator())
     assert abs(metric.trace.value - report.gauss_newton.trace.value) <= 5 * metric.trace.stderr
+
+
+@pytest.mark.parametrize("norm", [True, False])
+def test_training_with_the_penalty_is_that_of_the_cpu(tmp_path: Path, norm: bool) -> None:
+    """Captured in a graph, interrupted and resumed on the GPU; the probes are the same anywhere."""
+    X = torch.randn(60, 3, 8, 8, generator=generator(1), dtype=torch.float64)
+    y = torch.randint(4, (60,), generator=generator(2))
+    recipe = Recipe(seed=0, epochs=4, lr=0.02, batch_size=20, momentum=0.9)
+    here, there = cnn(norm=norm), cnn(norm=norm).cuda()
+
+    def penalty() -> TraceRegulariser:
+        return TraceRegulariser("ggn", weight=0.01, generator=generator(3))
+
+    train(here, (X, y), recipe, penalty=penalty())
+
+    def stop(progress: Progress) -> None:
+        if progress.done >= 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(copy.deepcopy(there), (X, y), recipe, folder=tmp_path, penalty=penalty(), tell=stop)
+    train(there, (X, y), recipe, folder=tmp_path, penalty=penalty(), resume=True)
+    for ours, theirs in zip(here.parameters(), there.parameters(), strict=True):
+        torch.testing.assert_close(theirs.cpu(), ours, rtol=1e-6, atol=1e-8)

@@ -100,6 +100,28 @@ def test_estimates_agree_with_the_dense_matrix() -> None:
     assert abs(found.value - float(torch.logdet(damped))) <= error
 
 
+def test_the_trace_of_h_is_taken_from_g_where_the_diagonals_agree() -> None:
+    X, y = data(60)
+    for activation, same in ((nn.ReLU(), True), (nn.Tanh(), False)):
+        model = network(hidden=40)
+        model[1] = activation
+        problem = cs.Problem(model, (X, y))
+        report = sharpness(problem, generator=generator(), method="estimate", probes=32)
+        assert (report.hessian.trace == report.gauss_newton.trace) == same
+        exact = float(cs.Hessian(problem).dense().trace())
+        error = STANDARD_ERRORS * report.hessian.trace.stderr
+        assert abs(report.hessian.trace.value - exact) <= error
+
+
+def test_the_lower_end_is_found_at_a_coarse_tolerance() -> None:
+    X, y = data(60)
+    problem = cs.Problem(network(hidden=40), (X, y))
+    exact = torch.linalg.eigvalsh(cs.Hessian(problem).dense())[0]
+    report = sharpness(problem, generator=generator(), method="estimate", tol=1e-2)
+    assert exact < 0
+    assert report.hessian.smallest.value == pytest.approx(float(exact), rel=0.05)
+
+
 def test_losses_errors_and_gaps_of_both_splits() -> None:
     model, (X, y), (Xt, yt) = network(), data(), data(20, seed=2)
     report = sharpness(cs.Problem(model, (X, y)), test=(Xt, yt), generator=generator())

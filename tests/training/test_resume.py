@@ -162,7 +162,7 @@ def test_a_random_penalty_resumes_with_the_same_numbers(tmp_path: Path) -> None:
         train(model(), data(), recipe, penalty=Noise(), folder=tmp_path, tell=stop_after(70))
     train(resumed, data(), recipe, penalty=Noise(), folder=tmp_path, resume=True)
     assert torch.equal(flat(whole), flat(resumed))
-    with pytest.raises(CurvescopeError, match="a penalty that is reseeded"):
+    with pytest.raises(CurvescopeError, match="a penalty that draws random numbers"):
         train_many([model(), model()], data(), [recipe] * 2, penalty=Noise())
 
 

@@ -9,7 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -17,15 +16,13 @@ from rich.table import Table
 from torch import nn
 
 from curvescope._checks import CurvescopeError, one_of
-from curvescope.data import Dataset, dataset
+from curvescope.cli.progress import stoppable
 from curvescope.data.normalise import KINDS, Kind
 from curvescope.experiments.load import choose_device
-from curvescope.networks.names import network as build
+from curvescope.experiments.training import NamedData, named_data, train_network
 from curvescope.training import loop
 from curvescope.training.recipe import Recipe
 from curvescope.training.run import Trained
-
-Splits = tuple[Dataset, Dataset]
 
 
 def train(
@@ -50,6 +47,10 @@ def train(
     loss: Annotated[
         str, typer.Option(help="cross_entropy, or binary_logistic with one output.")
     ] = "cross_entropy",
+    trace_weight: Annotated[
+        float, typer.Option(min=0, help="Penalise the trace of the curvature (PP eq. 13).")
+    ] = 0.0,
+    trace_of: Annotated[str, typer.Option(help="Whose trace: ggn or hessian.")] = "ggn",
     init: Annotated[str | None, typer.Option(help="pytorch, xavier or dziugaite-roy.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Initial weights and order of samples.")] = 0,
     out: Annotated[
@@ -65,7 +66,15 @@ def train(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show a traceback on errors.")] = False,
 ) -> None:
-    """Train a network; weights, log and configuration go to a folder that can be resumed."""
+    """Train a network of the papers into a folder: weights, log, configuration.
+
+    Ctrl-C keeps the epochs so far; the same command with --resume goes on.
+
+    \b
+    curvescope train LeNet5 --data mnist-6k --epochs 10 --lr 0.05 --momentum 0.9
+    curvescope train F-200^2 --data mnist --root data --normalise channel --checkpoints 1,10
+    curvescope train T-100 --data mnist-6k-2 --loss binary_logistic --out runs/binary
+    """  # noqa: D301 (\b keeps the lines of the examples apart)
     place = out or Path("runs") / f"{network}-{data}-seed{seed}"
     recipe = Recipe(
         seed=seed,
@@ -82,22 +91,21 @@ def train(
     )
     home = choose_device(device)
     kind = cast(Kind, one_of("train", "--normalise", normalise, KINDS))
-    splits = _load(data, root=root, normalise=kind, per_class=per_class, seed=data_seed)
-    outputs = 1 if loss == "binary_logistic" else splits[0].classes
-    generator = torch.Generator().manual_seed(seed)
-    model = build(network, splits[0].input_shape, outputs, init=init, generator=generator).to(home)
+    splits = named_data(data, root=root, normalise=kind, per_class=per_class, seed=data_seed)
     console = Console(stderr=True, quiet=quiet or as_json)
-    try:
-        with _bar(console, recipe) as tell:
-            result = loop.train(
-                model, splits[0], recipe, test=splits[1], folder=place, resume=resume, tell=tell
-            )
-    except KeyboardInterrupt:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(
-            f"stopped; the epochs so far are in {place}: the same command with --resume goes on",
-            markup=False,
+    advice = f"the epochs so far are in {place}: the same command with --resume goes on"
+    with stoppable(advice), _bar(console, recipe) as tell:
+        model, result = train_network(
+            network,
+            splits,
+            recipe,
+            folder=place,
+            init=init,
+            device=home,
+            resume=resume,
+            trace=(trace_of, trace_weight) if trace_weight else None,
+            tell=tell,
         )
-        raise typer.Exit(130) from None
     if as_json:
         typer.echo(json.dumps(_summary(network, model, splits, result), indent=2))
     else:
@@ -106,10 +114,10 @@ def train(
         raise typer.Exit(1)
 
 
-def show(name: str, model: nn.Module, splits: Splits, result: Trained, console: Console) -> None:
+def show(name: str, model: nn.Module, splits: NamedData, result: Trained, console: Console) -> None:
     """Print what was trained, how well it fits, and where it lies."""
-    data, recipe = splits[0], result.recipe
-    console.print(f"{name} ({_size(model):,} parameters) on {data.name}, seed {recipe.seed}")
+    recipe = result.recipe
+    console.print(f"{name} ({_size(model):,} parameters) on {splits.name}, seed {recipe.seed}")
     if result.diverged is not None:
         console.print(
             f"[red]diverged[/red]: the loss was not finite in epoch {result.diverged}; "
@@ -120,7 +128,7 @@ def show(name: str, model: nn.Module, splits: Splits, result: Trained, console: 
     table.add_column("")
     for column in ("loss", "accuracy", "wrong"):
         table.add_column(column, justify="right")
-    for split, fit in zip(splits, (result.train, result.test), strict=True):
+    for split, fit in ((splits.train, result.train), (splits.test, result.test)):
         if fit is not None:
             wrong = round((1 - fit.accuracy) * len(split))
             table.add_row(split.split, f"{fit.loss:.4g}", f"{fit.accuracy:.2%}", f"{wrong:,}")
@@ -132,12 +140,12 @@ def show(name: str, model: nn.Module, splits: Splits, result: Trained, console: 
     console.print(f"weights: {result.folder}/weights/final.safetensors", markup=False)
 
 
-def _summary(name: str, model: nn.Module, splits: Splits, result: Trained) -> dict[str, Any]:
+def _summary(name: str, model: nn.Module, splits: NamedData, result: Trained) -> dict[str, Any]:
     last = result.history[-1] if result.history else None
     return {
         "network": name,
         "parameters": _size(model),
-        "data": splits[0].name,
+        "data": splits.name,
         "recipe": asdict(result.recipe),
         "train": asdict(result.train) if result.train else None,
         "test": asdict(result.test) if result.test else None,
@@ -158,17 +166,6 @@ def _epochs(text: str) -> tuple[int, ...]:
     except ValueError:
         msg = f"train: --checkpoints must be epochs with commas between, as 1,10,100, got {text!r}"
         raise CurvescopeError(msg) from None
-
-
-def _load(
-    name: str, *, root: Path | None, normalise: Kind, per_class: int | None, seed: int | None
-) -> Splits:
-    """Both splits; a mixture is drawn at the same size twice, other test sets are taken whole."""
-    test_size = per_class if name.startswith("gaussian-mixture") else None
-    return (
-        dataset(name, root=root, per_class=per_class, seed=seed, normalise=normalise),
-        dataset(name, root=root, split="test", per_class=test_size, seed=seed, normalise=normalise),
-    )
 
 
 @contextmanager

@@ -109,6 +109,11 @@ class CrossEntropy(Loss):
     def __init__(self, ignore: int = -100) -> None:
         self._ignore = ignore
 
+    @property
+    def ignore(self) -> int:
+        """The target of positions that do not count."""
+        return self._ignore
+
     def at(self, output: Tensor, target: Any) -> CrossEntropyAt:
         """See :class:`Loss`."""
         _need_tensor(self.name, target)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from curvescope._checks import CurvescopeError
+from curvescope.sharpness.ranks import chance, kendall, spearman
 from curvescope.sharpness.report import SharpnessReport
 from curvescope.spectra.estimate import Estimate
 
@@ -25,6 +25,11 @@ SHARPNESS: dict[str, Column] = {
     "log det(G + δI)": lambda r: r.log_determinant,
 }
 """Measures that are said to be small for models that generalise well."""
+
+PLAIN = ("λ_max(H)", "tr H", "‖H‖_F")
+"""Those of FF, of which :meth:`Comparison.verdict` speaks."""
+_COIN = 0.5
+"""An order that chance makes more often than this is none."""
 
 GENERALISATION: dict[str, Column] = {
     "test error": lambda r: None if r.test is None else r.test.error,
@@ -87,6 +92,32 @@ class Comparison:
             f"measures are {_listed([c.measure for c in self.correlations])}"
         )
         raise CurvescopeError(msg)
+
+    def verdict(self, generalisation: str = "test error", *, mode: str = "eval") -> str:
+        """FF's question in one sentence: which runs are better, the sharper or the flatter ones?
+
+        It is answered by the signs of the rank correlations of λ_max, trace and Frobenius norm of H
+        with the generalisation figure, where they agree and random orders would show as much in at
+        most half of the cases.
+        """
+        chosen = [
+            c
+            for c in self.correlations
+            if (c.generalisation, c.mode) == (generalisation, mode) and c.measure in PLAIN
+        ]
+        if not chosen:
+            return f"no two runs in mode {mode!r} have a {generalisation}: nothing can be said"
+        if all(math.isnan(c.kendall) for c in chosen):
+            return f"all runs have the same {generalisation}: nothing can be said"
+        signs = {(c.kendall > 0) - (c.kendall < 0) for c in chosen}
+        taus = ", ".join(f"{c.measure} {c.kendall:+.2g}" for c in chosen)
+        luck = min(c.chance for c in chosen)
+        basis = f"(Kendall's τ: {taus}; {self.modes.count(mode)} runs, chance {luck:.2g})"
+        if luck <= _COIN and signs == {-1}:
+            return f"sharper runs have the lower {generalisation}, as FF find {basis}"
+        if luck <= _COIN and signs == {1}:
+            return f"flatter runs have the lower {generalisation}, other than FF find {basis}"
+        return f"sharpness does not tell which runs have the lower {generalisation} {basis}"
 
     def finding(self, generalisation: str = "test error", *, mode: str = "eval") -> str:
         """One sentence: by which measures flatter runs generalise better, and by which worse."""
@@ -182,70 +213,7 @@ def _correlation(
     if len(pairs) < 2 or not len(a) == len(b) == len(pairs):
         return None
     tau = kendall(a, b)
-    return RankCorrelation(mode, measure, figure, tau, spearman(a, b), _chance(a, b, tau))
-
-
-# Rank correlations ------------------------------------------------------------------------------
-
-
-def kendall(a: Sequence[float], b: Sequence[float]) -> float:
-    """Kendall's τ-b: concordant less discordant pairs, over pairs that are tied in neither.
-
-    >>> kendall([1, 2, 3, 4], [4, 3, 2, 1]), round(kendall([1, 1, 2], [1, 2, 3]), 6)
-    (-1.0, 0.816497)
-    """
-    pairs = list(itertools.combinations(range(len(a)), 2))
-    left = [_sign(a[i] - a[j]) for i, j in pairs]
-    right = [_sign(b[i] - b[j]) for i, j in pairs]
-    free = math.sqrt(sum(map(abs, left)) * sum(map(abs, right)))
-    return sum(x * y for x, y in zip(left, right, strict=True)) / free if free else math.nan
-
-
-def spearman(a: Sequence[float], b: Sequence[float]) -> float:
-    """The correlation of the ranks, ties sharing the mean of theirs.
-
-    >>> spearman([1, 2, 3, 4], [1, 8, 27, 64]), spearman([1, 2, 3], [1, 3, 2])
-    (1.0, 0.5)
-    """
-    x, y = _ranks(a), _ranks(b)
-    middle = (len(a) + 1) / 2
-    x, y = [r - middle for r in x], [r - middle for r in y]
-    size = math.sqrt(sum(r * r for r in x) * sum(r * r for r in y))
-    return sum(p * q for p, q in zip(x, y, strict=True)) / size if size else math.nan
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    return [
-        sum(v < value for v in values) + (sum(v == value for v in values) + 1) / 2
-        for value in values
-    ]
-
-
-def _sign(x: float) -> int:
-    return (x > 0) - (x < 0)
-
-
-def _chance(a: Sequence[float], b: Sequence[float], tau: float) -> float:
-    """The share of random orders with at least as large a |τ|."""
-    n = len(a)
-    if math.isnan(tau):
-        return 1.0
-    if len(set(a)) < n or len(set(b)) < n:
-        deviation = math.sqrt(2 * (2 * n + 5) / (9 * n * (n - 1)))
-        return math.erfc(abs(tau) / deviation / math.sqrt(2))
-    counts = [1]  # of the orders of m runs with k inversions; τ = 1 − 4 k / (n (n − 1))
-    for m in range(2, n + 1):
-        longer = [0] * (len(counts) + m - 1)
-        for k, count in enumerate(counts):
-            for more in range(m):
-                longer[k + more] += count
-        counts = longer
-    extreme = sum(
-        count
-        for k, count in enumerate(counts)
-        if abs(1 - 4 * k / (n * (n - 1))) >= abs(tau) - 1e-12
-    )
-    return extreme / math.factorial(n)
+    return RankCorrelation(mode, measure, figure, tau, spearman(a, b), chance(a, b, tau))
 
 
 def _listed(names: Sequence[str]) -> str:

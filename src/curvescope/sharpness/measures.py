@@ -137,7 +137,9 @@ def estimated_measures(
     n = A.shape[0]
     # Copies of a repeated eigenvalue change neither end, and the sums are unbiased without them.
     top = eigenpairs(A, min(OUTLIERS, n), tol=tol, overlook=1.0, generator=generator)
-    bottom = eigenpairs(A, 1, which="smallest", tol=tol, overlook=1.0, generator=generator)
+    # Tolerances are relative to the largest eigenvalue, of which the least is a small part.
+    finer = tol if A.psd else min(tol, max(tol / 10, 1e-5))
+    bottom = eigenpairs(A, 1, which="smallest", tol=finer, overlook=1.0, generator=generator)
     ends = torch.linalg.qr(torch.cat([top.vectors, bottom.vectors], 1)).Q
     trace, squares = _sums(A, ends, probes, generator)
     absolute = trace

@@ -74,18 +74,18 @@ class TraceRegulariser:
     in which they are. Weight decay is not part of the loss whose curvature this is.
 
     The probes are a function of the generator's state when the regulariser is made and of the
-    number of draws since, on all devices alike. ``capturable`` says whether steps may be captured
-    in a CUDA graph.
+    number of draws since, on all devices alike. :meth:`tensors` holds both, so that a training that
+    keeps it goes on with the same probes. Steps may be captured in a CUDA graph (``capturable``).
 
     Whether samples see each other (batch norm in train mode does it) is tried out at the first
     call. Where they do, and for parameters outside linear and convolutional layers, gradients are
     taken over the whole batch, which is right as well but noisier.
 
     Cost of a step with :meth:`objective` in plain steps, on the CPU: about 2 for a fully connected
-    network and 2.5 for convolutional ones with or without batch norm; a call beside a plain step
-    comes to 3 and 3.5 (``benchmarks/sharpness.py``). ``kind="hessian"`` costs the same where
-    ``tr H = tr G``, see above, and about 6 (with batch norm in train mode 9) where it does not;
-    ``samples`` lowers that.
+    network and 1.9 to 2.4 for convolutional ones with or without batch norm; a call beside a plain
+    step comes to 3 or a little more (``benchmarks/sharpness.py``). ``kind="hessian"`` costs the
+    same where ``tr H = tr G``, see above, and about 6 (with batch norm in train mode 9) where it
+    does not; ``samples`` lowers that.
 
     Args:
         kind: ``"hessian"`` or ``"ggn"``. The Hessian's trace may be negative, and then the penalty
@@ -106,6 +106,9 @@ class TraceRegulariser:
     5.0
     """
 
+    capturable = True
+    """Nothing is drawn or looked at on the host."""
+
     def __init__(
         self,
         kind: str = "hessian",
@@ -121,8 +124,7 @@ class TraceRegulariser:
         self.weight = _checks.finite_float(where, "weight", weight, minimum=0.0)
         self.probes = _checks.positive_int(where, "probes", probes)
         self.samples = None if samples is None else _checks.positive_int(where, "samples", samples)
-        self._generator = _checks.generator(where, generator)
-        self._stream = Signs(generator)
+        self._stream = Signs(_checks.generator(where, generator))
         self._given, self._loss = loss, as_loss(loss)
         if kind == "ggn" and isinstance(self._loss, UserLoss):
             output_root(self._loss, torch.zeros(1, 1), torch.zeros(1))  # says why not
@@ -148,10 +150,15 @@ class TraceRegulariser:
             return Objective(self._value(z, y), self(model, X, y), z)
         return self._both(model, lambda inputs: run(model, inputs), X, y)
 
-    @property
-    def capturable(self) -> bool:
-        """Whether nothing is drawn or looked at on the host."""
-        return self.samples is None
+    def tensors(self, device: torch.device) -> dict[str, Tensor]:
+        """What decides the next probes: the tensor itself, from now on on this device.
+
+        >>> g = torch.Generator().manual_seed(0)
+        >>> regulariser = TraceRegulariser("ggn", weight=0.1, generator=g)
+        >>> regulariser.tensors(torch.device("cpu"))["probes"][1]  # so many words were drawn
+        tensor(0)
+        """
+        return {"probes": self._stream.state(device)}
 
     def __repr__(self) -> str:
         samples = "" if self.samples is None else f", samples={self.samples}"
@@ -169,7 +176,7 @@ class TraceRegulariser:
             raise CurvescopeError(msg)
         # The fused kernels of attention have no second derivative.
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-            if not self._needs_hessian(model):
+            if not self._needs_hessian(model, X):
                 with Capture(parameters, second_order=True) as capture:
                     z = call(X)
                 if self.kind == "ggn" or not (capture.curved or capture.shared):
@@ -191,12 +198,21 @@ class TraceRegulariser:
             self._independent[model] = samples_apart(model, X)
         return self._independent[model]
 
-    def _needs_hessian(self, model: nn.Module) -> bool:
-        """Whether ``vᵀ H v`` itself must be taken, as far as is known before the pass."""
+    def _needs_hessian(self, model: nn.Module, X: Any) -> bool:
+        """Whether ``vᵀ H v`` itself must be taken; a new model is tried out, without dropout.
+
+        So the model is run once in every step, the first included, and draws and counts the same
+        in a training that is interrupted and goes on with a new regulariser.
+        """
         if self.kind == "ggn":
             return False
-        known = self._curved.get(model, False) or isinstance(self._loss, UserLoss)
-        return known or batch_norms_train(model)
+        if isinstance(self._loss, UserLoss) or batch_norms_train(model):
+            return True
+        if model not in self._curved:
+            with quiet(model) as call, Capture(model.parameters(), second_order=False) as capture:
+                call(X)
+            self._curved[model] = capture.curved is not None or capture.shared
+        return self._curved[model]
 
     def _value(self, z: Tensor, y: Any) -> Tensor:
         if isinstance(self._loss, UserLoss):
@@ -260,4 +276,4 @@ class TraceRegulariser:
                 "together; leave samples=None, or put the batch norms in eval mode"
             )
             raise CurvescopeError(msg)
-        return take(X, y, self.samples, self._generator)
+        return take(X, y, self.samples, self._stream)

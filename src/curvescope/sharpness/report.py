@@ -100,7 +100,8 @@ def sharpness(
     Cost with ``method="exact"``: one product for every parameter with each matrix. With
     ``"estimate"``, for each of the two matrices: the products of ten eigenpairs at the upper end
     and one at the lower, ``probes`` for the sums, and ``2 · steps`` (H: the sum of absolute
-    eigenvalues, G: the log-determinant). All columns of a step go through the data together.
+    eigenvalues, G: the log-determinant). All columns of a step go through the data together. In
+    piecewise linear networks the trace of H is taken from G, which has the same diagonal.
 
     Args:
         problem: The model with its training data; its ``mode`` is that of the batch norms.
@@ -149,6 +150,8 @@ def sharpness(
             estimated_measures(A, generator=generator, probes=probes, steps=steps, tol=tol)
             for A in (H, G)
         )
+        if H.same_diagonal() is not H:  # tr H = tr G, which varies less from probe to probe
+            hessian = replace(hessian, trace=gauss_newton.trace)
         determinant = logdet(
             G, damping=damping, steps=steps, probes=_LANCZOS_PROBES, generator=generator
         )

@@ -69,7 +69,7 @@ def _terms(problem: Problem, z: Tensor, target: Any) -> tuple[Tensor | None, Ten
     if isinstance(loss, CrossEntropy):
         at = loss.at(z, target)
         rows, labels = at.terms(z[None])[0], target.flatten()
-        counted = labels != loss._ignore
+        counted = labels != loss.ignore
         rows, labels = rows[counted], labels[counted]
         return F.cross_entropy(rows, labels, reduction="none"), rows.argmax(-1) != labels
     if isinstance(loss, BinaryLogistic):

@@ -173,7 +173,7 @@ class RunFolder:
 def _is_ours(entry: Path) -> bool:
     if entry.name == "weights":
         return entry.is_dir() and all(inner.suffix == ".part" for inner in entry.iterdir())
-    return entry.suffix == ".part"
+    return entry.suffix == ".part" or entry.name == ".lock"
 
 
 def differences(there: Any, here: Any, name: str = "") -> list[str]:

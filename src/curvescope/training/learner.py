@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from curvescope._checks import CurvescopeError
 from curvescope.training import optimizers
-from curvescope.training.objective import Penalty, mean_loss, right_answers
+from curvescope.training.objective import Penalty, mean_loss, outputs_and_penalty, right_answers
 from curvescope.training.recipe import Recipe
 
 
@@ -73,8 +73,11 @@ class Learner:
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that training changes, by name: the tensors themselves, not copies."""
+        drawn = getattr(self._penalty, "tensors", None)
+        kept = {} if drawn is None else drawn(self.weights.device)
         return {
             "weights": self.weights,
+            **{f"penalty.{name}": tensor for name, tensor in kept.items()},
             **{f"optimizer.{name}": tensor for name, tensor in self.optimizer.state.items()},
             **{f"buffer.{name}": tensor for name, tensor in self.model.named_buffers()},
         }
@@ -88,9 +91,9 @@ class Learner:
         outputs, losses = [], []
         sizes = list(steps.sizes)
         for x, t, row in zip(inputs.split(sizes), targets.split(sizes), table, strict=True):
-            output = self.model(x)
+            output, penalty = outputs_and_penalty(self.model, self._penalty, x, t)
             loss = mean_loss(self.recipe.loss, output, t)
-            objective = loss if self._penalty is None else loss + self._penalty(self.model, x, t)
+            objective = loss if penalty is None else loss + penalty
             gradient = torch.autograd.grad(objective, self.parameters, materialize_grads=True)
             with torch.no_grad():
                 torch._foreach_copy_(self._gradients, gradient)

@@ -77,9 +77,11 @@ def train(
         test: Data to measure the model on after each epoch.
         folder: Where the run is kept; made if need be.
         resume: Continue an unfinished run in ``folder``; one that is not there is begun.
-        penalty: A term to add to the loss of each batch, ``penalty(model, X, y)``. If it draws
-            random numbers, a method ``reseed(seed)`` is called before each epoch, so that a resumed
-            run draws the same ones.
+        penalty: A term to add to the loss of each batch, ``penalty(model, X, y)``, such as
+            :class:`curvescope.TraceRegulariser`. If it has a method ``objective``, that gives the
+            outputs of the model as well, from one pass. If it draws random numbers, a resumed run
+            draws the same ones when it has a method ``tensors(device)``, whose tensors are kept
+            with the state, or ``reseed(seed)``, which is called before each epoch.
         tell: Called with a :class:`Progress` after each step, or each stretch of them on a GPU.
 
     Raises:
@@ -213,15 +215,15 @@ def _check(
 def _check_randomness(models: Sequence[nn.Module], penalty: Penalty | None) -> None:
     """What draws random numbers would draw in turns, and one run would depend on another."""
     dropout = nn.modules.dropout._DropoutNd
-    draws = hasattr(penalty, "reseed") or any(
+    draws = any(hasattr(penalty, name) for name in ("reseed", "tensors")) or any(
         isinstance(module, dropout) and module.p > 0
         for model in models
         for module in model.modules()
     )
     if draws and len(models) > 1:
         msg = (
-            "train_many: dropout, or a penalty that is reseeded, cannot be shared side by side; "
-            "train one model after the other"
+            "train_many: dropout, or a penalty that draws random numbers, cannot be shared side by "
+            "side; train one model after the other"
         )
         raise CurvescopeError(msg)
 

@@ -15,7 +15,12 @@ from curvescope._checks import CurvescopeError, one_of
 LOSSES = ("cross_entropy", "binary_logistic")
 
 Penalty = Callable[[nn.Module, Tensor, Tensor], Tensor]
-"""A term of the loss, as a function of the model and a batch; differentiable in the weights."""
+"""A term of the loss, as a function of the model and a batch; differentiable in the weights.
+
+It may have more, which training then uses: ``objective(model, X, y)`` with ``output`` and
+``penalty`` from one pass of the model, ``tensors(device)`` with what decides its random numbers
+(kept with the run's state), or ``reseed(seed)`` (called before each epoch), and ``capturable``.
+"""
 
 EVALUATION_BATCH = 1000
 
@@ -39,6 +44,19 @@ def mean_loss(name: str, output: Tensor, target: Tensor) -> Tensor:
     if name == "cross_entropy":
         return F.cross_entropy(output, target)
     return F.binary_cross_entropy_with_logits(output.reshape(-1), target.to(output.dtype))
+
+
+def outputs_and_penalty(
+    model: nn.Module, penalty: Penalty | None, X: Tensor, y: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """The model's outputs for a batch and the penalty, from one pass where the penalty can."""
+    if penalty is None:
+        return model(X), None
+    both = getattr(penalty, "objective", None)
+    if both is None:
+        return model(X), penalty(model, X, y)
+    found = both(model, X, y)
+    return found.output, found.penalty
 
 
 def right_answers(name: str, output: Tensor, target: Tensor) -> Tensor:

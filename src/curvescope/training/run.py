@@ -228,9 +228,10 @@ def _history(folder: RunFolder, epochs: Iterable[dict[str, Any]]) -> list[Epoch]
 
 
 def describe(data: Any, tensors: Sequence[Tensor]) -> dict[str, Any]:
-    """A data set by its name, shapes and contents."""
+    """A data set by its name, how it was asked for (where that is known), shapes and contents."""
     return {
         "name": getattr(data, "name", None),
+        "asked": getattr(data, "asked", None),
         "shapes": [list(tensor.shape) for tensor in tensors],
         "sha256": _digest(tensors),
     }

@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.utils import _pytree as pytree
 
 from curvescope._checks import ModelError
+from curvescope.sharpness.tracing.signs import Signs
 
 
 def run(model: Callable[..., Any], inputs: Any) -> Tensor:
@@ -63,20 +64,20 @@ def batch_norms_train(model: nn.Module) -> bool:
     )
 
 
-def take(X: Any, y: Any, samples: int, generator: torch.Generator) -> tuple[Any, Any]:
+def take(X: Any, y: Any, samples: int, stream: Signs) -> tuple[Any, Any]:
     """Some samples of a batch, drawn without replacement; all of them if there are no more.
 
     >>> X, y = torch.arange(10).reshape(5, 2), torch.arange(5)
-    >>> a, b = take(X, y, 3, torch.Generator().manual_seed(0))
+    >>> a, b = take(X, y, 3, Signs(torch.Generator().manual_seed(0)))
     >>> a.shape, bool((a[:, 0] == 2 * b).all())
     (torch.Size([3, 2]), True)
     """
-    total = next(t.shape[0] for t in pytree.tree_leaves(X) if isinstance(t, Tensor))
-    if samples >= total:
+    first = next(t for t in pytree.tree_leaves(X) if isinstance(t, Tensor))
+    if samples >= first.shape[0]:
         return X, y
-    order = torch.randperm(total, generator=generator, device=generator.device)[:samples]
+    order = stream.choose(first.shape[0], samples, first.device)
 
     def pick(t: Tensor) -> Tensor:
-        return t[order.to(t.device)]
+        return t[order]
 
     return pytree.tree_map_only(Tensor, pick, X), pytree.tree_map_only(Tensor, pick, y)

@@ -68,10 +68,10 @@ class _Softmax(OutputRoot):
             loss.at(z.detach(), target)  # says what is wrong
         self._dim, self._moved = (z.ndim - 1 if last else 1), z.movedim(-1 if last else 1, -1).shape
         rows, labels = z.movedim(self._dim, -1).flatten(0, -2), target.flatten()
-        counted = labels != loss._ignore
+        counted = labels != loss.ignore
         log_p = torch.log_softmax(rows, -1)
         self.count = counted.sum()
-        self.value = F.nll_loss(log_p, labels, ignore_index=loss._ignore)
+        self.value = F.nll_loss(log_p, labels, ignore_index=loss.ignore)
         self.shape = (rows.shape[0], rows.shape[1])
         self._p = log_p.exp()
         self._root = (0.5 * log_p).exp() * counted[:, None]

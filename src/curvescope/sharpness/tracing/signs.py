@@ -1,9 +1,10 @@
 """Random signs for draws that are made at every training step, on any device.
 
-A generator is asked once, for a key; the signs are the bits of a hash of the key and a counter that
-lives on the device (SplitMix64, Steele, Lea and Flood 2014, whose output passes the usual tests).
-So they are the same on every device, nothing waits for a GPU, and a step that draws them can be
-captured in a CUDA graph, which replays the counting too.
+A generator is asked once, for a key; the signs are the bits of a hash of the key and a counter
+(SplitMix64, Steele, Lea and Flood 2014, whose output passes the usual tests). Both live on the
+device as one tensor. So the signs are the same on every device, nothing waits for a GPU, a step
+that draws them can be captured in a CUDA graph, which replays the counting too, and whoever keeps
+the tensor can go on from there.
 """
 
 from __future__ import annotations
@@ -26,24 +27,43 @@ class Signs:
     """
 
     def __init__(self, generator: torch.Generator) -> None:
-        self._key = int(torch.randint(2**62, (), generator=generator, device=generator.device))
-        self._next = torch.zeros((), dtype=torch.int64)
+        key = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+        self._state = torch.tensor([key, 0])
+
+    def state(self, device: torch.device) -> Tensor:
+        """Key and counter, ``[2]``: the tensor itself, from now on on this device."""
+        if self._state.device != device:
+            self._state = self._state.to(device)
+        return self._state
 
     def draw(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """The next ``prod(shape)`` signs, with the dtype and on the device of ``like``."""
         size = math.prod(shape)
-        words = -(-size // 32)
-        if self._next.device != like.device:
-            self._next = self._next.to(like.device)
-        index = torch.arange(words, device=like.device) + self._next
-        self._next += words
-        bits = (_mixed(index, self._key)[:, None] >> torch.arange(16, 48, device=like.device)) & 1
+        words = self._words(-(-size // 32), like.device)
+        bits = (words[:, None] >> torch.arange(16, 48, device=like.device)) & 1
         return (2 * bits.flatten()[:size] - 1).to(like.dtype).reshape(shape)
 
+    def choose(self, total: int, count: int, device: torch.device) -> Tensor:
+        """``count`` of the numbers below ``total``, without replacement.
 
-def _mixed(index: Tensor, key: int) -> Tensor:
+        >>> stream = Signs(torch.Generator().manual_seed(0))
+        >>> sorted(stream.choose(5, 5, torch.device("cpu")).tolist())
+        [0, 1, 2, 3, 4]
+        """
+        return self._words(total, device).argsort()[:count]
+
+    def _words(self, count: int, device: torch.device) -> Tensor:
+        """The next ``count`` words of 64 random bits."""
+        state = self.state(device)
+        index = torch.arange(count, device=device) + state[1]
+        words = _mixed(index, state[0])
+        state[1] += count
+        return words
+
+
+def _mixed(index: Tensor, key: Tensor) -> Tensor:
     """SplitMix64 of ``key + index · step``; int64 arithmetic wraps as unsigned numbers do."""
-    x = index * _signed(_STEP) + _signed(key)
+    x = index * _signed(_STEP) + key
     x = (x ^ _shifted(x, 30)) * _signed(_FIRST)
     x = (x ^ _shifted(x, 27)) * _signed(_SECOND)
     return x ^ _shifted(x, 31)

@@ -1,0 +1,221 @@
+"""Runs with their sharpness: read where it was measured before, measured where it was not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from curvescope import io
+from curvescope._checks import CurvescopeError
+from curvescope.experiments import load, trained
+from curvescope.experiments.stages import sharpness as stage
+from curvescope.experiments.stages.context import derived
+from curvescope.experiments.store import KIND, RunDirectory
+from curvescope.problem import Problem
+from curvescope.sharpness.report import SharpnessReport, has_batch_statistics, sharpness
+from curvescope.sharpness.scores import scores
+
+FILE = "sharpness.json"
+_FORMAT = 1
+_BATCH = 500
+_STAGE = "sharpness"
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """What decides the numbers that are measured here.
+
+    Args:
+        samples: Curvature on so many random training samples; all by default.
+        seed: Decides the samples and every probe.
+        tol: Relative residual of the eigenvalues.
+        probes: Random vectors for the sums.
+    """
+
+    samples: int | None = None
+    seed: int = 0
+    tol: float = 1e-3
+    probes: int = 16
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """A run, how it was trained as far as that is known, and its reports by batch-norm mode.
+
+    Losses and errors of every report are those of the network in eval mode, in which it predicts.
+    """
+
+    name: str
+    path: Path
+    training: Mapping[str, Any]
+    reports: Mapping[str, SharpnessReport]
+    source: str  # "analysis", "kept" or "measured"
+
+
+def measured_run(
+    folder: Path,
+    measuring: Measuring,
+    *,
+    root: Path | None = None,
+    data_seed: int | None = None,
+    device: str = "auto",
+    again: bool = False,
+    tell: Callable[[str], None] = lambda text: None,
+) -> MeasuredRun:
+    """A training folder or an analysis with its sharpness.
+
+    Of a training folder the analysis in it is taken if there is one, else ``sharpness.json`` if it
+    was measured in the same way, else it is measured and kept there.
+
+    Args:
+        folder: Of ``curvescope train`` or ``curvescope analyse``.
+        measuring: How to measure.
+        root: Where the data files lie.
+        data_seed: The seed of random labels or sub-samples, as in training.
+        device: Where to measure.
+        again: Measure a training anew whatever is there.
+        tell: Called with a few words before long work.
+
+    Raises:
+        CurvescopeError: If the folder is neither, or has nothing to compare yet.
+    """
+    config = _config(folder)
+    if config.get("kind") == KIND:
+        return _of_analysis(folder, folder)
+    if not again and _has_stage(folder / "analysis"):
+        return _of_analysis(folder / "analysis", folder)
+    trained.run_config(folder)
+    kept = None if again else _kept(folder, measuring)
+    source = "kept"
+    if kept is None:
+        splits = trained.load_run_data(folder, root=root, seed=data_seed)
+        kept = _measure(folder, config, splits, measuring, device, tell)
+        source = "measured"
+        content = {
+            "format": _FORMAT,
+            "measuring": asdict(measuring),
+            "reports": {mode: report.to_dict() for mode, report in kept.items()},
+        }
+        io.write_json(folder / FILE, content)
+    return MeasuredRun(_name(folder), folder, _training(config), _predicting(kept), source)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    where = f"compare {str(folder)!r}"
+    if not (folder / "config.json").is_file():
+        msg = f"{where}: is not the folder of a run; make one with curvescope train or analyse"
+        raise CurvescopeError(msg)
+    config = io.read_json(folder / "config.json")
+    if not isinstance(config, dict) or not (config.get("kind") == KIND or "recipe" in config):
+        msg = f"{where}: is neither a training nor an analysis, but something else"
+        raise CurvescopeError(msg)
+    return config
+
+
+def _name(folder: Path) -> str:
+    place = folder.resolve()
+    return place.parent.name if place.name == "analysis" else place.name
+
+
+def _has_stage(folder: Path) -> bool:
+    return (folder / "config.json").is_file() and RunDirectory(folder).has(_STAGE)
+
+
+def _of_analysis(folder: Path, shown: Path) -> MeasuredRun:
+    run = RunDirectory(folder)
+    if not run.has(_STAGE):
+        msg = (
+            f"compare {str(folder)!r}: the analysis has not measured the sharpness yet; go on with "
+            "curvescope analyse"
+        )
+        raise CurvescopeError(msg)
+    parent = folder.resolve().parent / "config.json"
+    above = io.read_json(parent) if parent.is_file() else {}
+    known = _training(above) if isinstance(above, dict) and "recipe" in above else {}
+    own = {"network": run.config["model"]["name"], "data": run.config["data"]["name"]}
+    reports = stage.restore(run.stage(_STAGE))
+    return MeasuredRun(_name(folder), shown, {**own, **known}, _predicting(reports), "analysis")
+
+
+def _training(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What distinguishes trainings, from the configuration of one."""
+    network, data = config.get("network") or {}, config.get("data") or {}
+    recipe = config["recipe"]
+    known = {key: recipe.get(key) for key in ("optimizer", "weight_decay", "lr", "momentum")}
+    return {
+        "network": network.get("name", "own model"),
+        "data": data.get("name"),
+        **known,
+        **{key: recipe.get(key) for key in ("batch_size", "schedule", "epochs", "seed")},
+        "penalty": config.get("penalty"),
+    }
+
+
+def _kept(folder: Path, measuring: Measuring) -> dict[str, SharpnessReport] | None:
+    file = folder / FILE
+    if not file.is_file():
+        return None
+    found = io.read_json(file)
+    if not isinstance(found, dict) or found.get("format") != _FORMAT:
+        return None
+    if found.get("measuring") != asdict(measuring) or not isinstance(found.get("reports"), dict):
+        return None
+    return {mode: SharpnessReport.from_dict(r) for mode, r in found["reports"].items()}
+
+
+def _measure(
+    folder: Path,
+    config: Mapping[str, Any],
+    splits: load.Splits,
+    measuring: Measuring,
+    device: str,
+    tell: Callable[[str], None],
+) -> dict[str, SharpnessReport]:
+    model = trained.load_run(folder).to(load.choose_device(device)).eval()
+    recipe, few = config["recipe"], splits.train
+    if measuring.samples is not None:
+        g = torch.Generator().manual_seed(derived(measuring.seed, "samples"))
+        few = load.choose_samples(few, measuring.samples, g)
+
+    def problem(data: Any, mode: str = "eval") -> Problem:
+        if mode == "eval":
+            return Problem(model, data, recipe["loss"], batch_size=_BATCH)
+        return Problem(model, _batches(data, recipe["batch_size"]), recipe["loss"], mode=mode)
+
+    reports = {}
+    for mode in ("eval", "train") if has_batch_statistics(model) else ("eval",):
+        tell(f"{_name(folder)}: sharpness in {mode} mode")
+        seed = derived(measuring.seed, f"sharpness {mode}")
+        reports[mode] = sharpness(
+            problem(few, mode),
+            test=problem(splits.test) if mode == "eval" else None,
+            tol=measuring.tol,
+            probes=measuring.probes,
+            generator=torch.Generator().manual_seed(seed),
+        )
+    # The gaps are those to all training data, also where the curvature is that of a part.
+    reports["eval"] = replace(reports["eval"], train=scores(problem(splits.train)))
+    return reports
+
+
+def _batches(data: Any, size: int) -> list[tuple[Tensor, Tensor]]:
+    """The batches of the batch norms, as in training; a lonely sample, without variance, is left.
+
+    >>> [len(y) for _, y in _batches((torch.eye(5), torch.arange(5)), 2)]
+    [2, 2]
+    """
+    X, y = getattr(data, "tensors", data)
+    return [pair for pair in zip(X.split(size), y.split(size), strict=True) if len(pair[1]) > 1]
+
+
+def _predicting(reports: Mapping[str, SharpnessReport]) -> dict[str, SharpnessReport]:
+    """Every report with the losses and errors of eval mode, if that was measured."""
+    if "eval" not in reports:
+        return dict(reports)
+    own = reports["eval"]
+    return {mode: replace(r, train=own.train, test=own.test) for mode, r in reports.items()}

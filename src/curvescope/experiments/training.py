@@ -1,0 +1,119 @@
+"""Training by names: a network, a data set and a recipe into a folder, held while it is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from curvescope.data import Dataset, dataset
+from curvescope.data.normalise import Kind
+from curvescope.experiments.lock import held
+from curvescope.networks.names import network as build
+from curvescope.sharpness import TraceRegulariser
+from curvescope.training import loop
+from curvescope.training.recipe import Recipe
+from curvescope.training.run import Trained
+
+
+@dataclass(frozen=True)
+class NamedData:
+    """Both splits of a data set by its name, and how they were asked for.
+
+    ``asked`` goes into a run's configuration, so that the same data can be had again.
+    """
+
+    train: Dataset
+    test: Dataset
+    asked: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The data set's name."""
+        return self.train.name
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """The training samples, as a problem and a training take them."""
+        return self.train.tensors
+
+
+def named_data(
+    name: str,
+    *,
+    root: Path | None = None,
+    normalise: Kind = "none",
+    per_class: int | None = None,
+    seed: int | None = None,
+) -> NamedData:
+    """Both splits; a mixture is drawn at the same size twice, other test sets are taken whole.
+
+    >>> data = named_data("digits", per_class=3, normalise="channel")
+    >>> len(data.train), data.asked
+    (30, {'normalise': 'channel', 'per_class': 3, 'seed': None})
+    """
+    test_size = per_class if name.startswith("gaussian-mixture") else None
+    return NamedData(
+        dataset(name, root=root, per_class=per_class, seed=seed, normalise=normalise),
+        dataset(name, root=root, split="test", per_class=test_size, seed=seed, normalise=normalise),
+        {"normalise": normalise, "per_class": per_class, "seed": seed},
+    )
+
+
+def train_network(
+    name: str,
+    data: NamedData,
+    recipe: Recipe,
+    *,
+    folder: Path,
+    init: str | None = None,
+    device: torch.device | str = "cpu",
+    resume: bool = False,
+    trace: tuple[str, float] | None = None,
+    tell: loop.Tell | None = None,
+) -> tuple[nn.Module, Trained]:
+    """Train a network of the papers; no other process can work in the folder meanwhile.
+
+    Args:
+        name: The network, such as ``LeNet5``; it has one output with a binary loss.
+        data: Both splits.
+        recipe: How to train; its seed decides the initial weights too.
+        folder: Where the run is kept; a finished one is read.
+        init: How weights are drawn; the network's own way if none.
+        device: Where to train.
+        resume: Whether an unfinished run in the folder is continued.
+        trace: Penalise the trace of ``"ggn"`` or ``"hessian"`` with this weight (PP eq. 13).
+        tell: Called with the progress after each step.
+
+    Raises:
+        CurvescopeError: If names, data, recipe or folder do not fit; nothing is written then.
+
+    >>> import tempfile
+    >>> place = Path(tempfile.mkdtemp()) / "run"
+    >>> data = named_data("digits", per_class=3)
+    >>> model, run = train_network("F-4", data, Recipe(seed=0, epochs=2), folder=place)
+    >>> len(run.history), (place / "weights" / "final.safetensors").exists()
+    (2, True)
+    """
+    outputs = 1 if recipe.loss == "binary_logistic" else data.train.classes
+    generator = torch.Generator().manual_seed(recipe.seed)
+    model = build(name, data.train.input_shape, outputs, init=init, generator=generator).to(device)
+    penalty = None
+    if trace is not None:
+        kind, weight = trace
+        penalty = TraceRegulariser(kind, weight=weight, generator=generator, loss=recipe.loss)
+    with held(folder):
+        trained = loop.train(
+            model,
+            data,
+            recipe,
+            test=data.test,
+            folder=folder,
+            resume=resume,
+            penalty=penalty,
+            tell=tell,
+        )
+    return model, trained
