@@ -1,0 +1,122 @@
+"""TR fig. 11 and 12: KFAC and CFAC beside the exact block of every layer."""
+
+from __future__ import annotations
+
+from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
+from curvescope.catalogue.pictures import Picture
+from curvescope.catalogue.traces import subjects
+from curvescope.catalogue.traces.perceptron import DATA, difference, perceptron
+from curvescope.linearisation.extended import class_directions
+from curvescope.operators.gram import GramForm
+from curvescope.problem import Problem
+from curvescope.structure.cfac import LayerApproximation, layer_approximations
+
+
+def run(settings: Settings) -> Outcome:
+    """All layers of the perceptron on each data set, on a balanced subset."""
+    per_class = settings.pick(smoke=3, small=15, paper=136)
+    rows: list[Row] = []
+    pictures: list[Picture] = []
+    numbers: dict[str, object] = {}
+    notes = [difference(settings), subjects.RANGES]
+    for name in DATA:
+        found = perceptron(settings, name)
+        few = found.data.per_class(per_class)
+        settings.tell(f"{name}: G, KFAC and CFAC of all layers")
+        problem = subjects.problem(found.subject, few)
+        layers = layer_approximations(
+            problem,
+            generator=settings.generator(3),
+            limit=settings.pick(smoke=512, small=2048, paper=16384),
+            steps=settings.pick(smoke=24, small=100, paper=256),
+        )
+        half = carriers(problem)
+        rows += [*_rows(name, list(layers.values())),
+                 Row(f"{name}: samples of {len(few)} that carry half of tr G", half)]  # fmt: skip
+        pictures.append(_picture(name, list(layers.values())))
+        numbers[name] = {layer: _numbers(found) for layer, found in layers.items()}
+        notes.append(found.note)
+    notes.append(
+        f"G is measured on {per_class} training images per class; spectra of G and KFAC are exact, "
+        "those of CFAC exact where they are small and else from Lanczos. Distance: Wasserstein of "
+        "the spectra of ln(λ + 1e-5); outliers: mean |ln λᵢ − ln λ̂ᵢ| of the C largest. An "
+        "error ‖G − A‖/‖G‖ above 1 means that A is not near G as a matrix, whatever its spectrum; "
+        "how many samples carry half of tr G says on how few of them it rests."
+    )
+    return Outcome(tuple(rows), tuple(pictures), numbers, tuple(notes))
+
+
+def _rows(data: str, layers: list[LayerApproximation]) -> list[Row]:
+    n, last = len(layers), layers[-1]
+    rows = []
+    for what in ("outliers", "frobenius", "distance"):
+        pairs = [(getattr(x.cfac_error, what), getattr(x.kfac_error, what)) for x in layers]
+        better = [ours < other for ours, other in pairs]
+        listed = ", ".join(x.name for x, good in zip(layers, better, strict=True) if not good)
+        note = f"not in {listed}" if listed else ""
+        rows.append(Row(f"{data}: layers of {n} where CFAC is nearer to G, {what}",
+                        sum(better), paper=n, note=note))  # fmt: skip
+    rows += [
+        Row(f"{data}, last layer: outliers of CFAC over KFAC's misalignment",
+            last.cfac_error.outliers / last.kfac_error.outliers, high=1.0, note="fig. 11"),
+        Row(f"{data}, last layer: relative error ‖G − CFAC‖/‖G‖", last.cfac_error.frobenius,
+            note=f"KFAC: {last.kfac_error.frobenius:.3f}"),
+        Row(f"{data}, last layer: cosine of g_c and δ_c ⊗ h_c, mean",
+            float(last.class_cosines.nanmean()), 1.0, low=0.9, note="sec. 7.12"),
+        Row(f"{data}, last layer: cosine of g_cc' and δ_cc' ⊗ h_c, mean",
+            _off(last), 1.0, low=0.9, note="sec. 7.12"),
+        Row(f"{data}, first layer: cosine of g_c and δ_c ⊗ h_c, mean",
+            float(layers[0].class_cosines.nanmean())),
+    ]  # fmt: skip
+    return rows
+
+
+def carriers(problem: Problem) -> int:
+    """How many samples it takes, the heaviest first, to make half of ``tr G``."""
+    form = GramForm(problem, class_directions)
+    norms = form.diagonal()
+    samples = sum(len(batch.target) for batch in form.source.batches)
+    shares = norms.reshape(samples, -1).sum(1).sort(descending=True).values.cumsum(0)
+    return int((shares < shares[-1] / 2).sum()) + 1
+
+
+def _off(layer: LayerApproximation) -> float:
+    """Over pairs of different classes."""
+    cosines = layer.cross_cosines.clone().fill_diagonal_(float("nan"))
+    return float(cosines.nanmean())
+
+
+def _numbers(layer: LayerApproximation) -> dict[str, float]:
+    return {
+        **{f"KFAC {k}": v for k, v in vars(layer.kfac_error).items()},
+        **{f"CFAC {k}": v for k, v in vars(layer.cfac_error).items()},
+        "class cosine": float(layer.class_cosines.nanmean()),
+        "cross cosine": _off(layer),
+    }
+
+
+def _picture(data: str, layers: list[LayerApproximation]) -> Picture:
+    panels = []
+    for layer in layers:
+        spectra = {"G": layer.exact, "KFAC": layer.kfac, "CFAC": layer.cfac}
+        edges = subjects.decades(spectra)
+        curves = tuple(subjects.histogram(name, s, edges) for name, s in spectra.items())
+        panels.append(subjects.log_panel(layer.name, curves))
+    caption = f"{data}: spectra of every layer's block of G, of KFAC and of CFAC (TR fig. 11, 12)."
+    return Picture(f"{data}-spectra", caption, tuple(panels), columns=4)
+
+
+ENTRY = Entry(
+    name="traces/kfac",
+    source="TR fig. 11, 12; sec. 7.10–7.12",
+    shows=(
+        "CFAC, which pairs features and errors within classes, has the outliers of G where KFAC "
+        "has not, most of all in deep layers."
+    ),
+    cost={
+        "smoke": "4 s, embedded digits and garments, 32 units",
+        "small": "2 minutes on two cores, 256 units; shares its networks with features-errors",
+        "paper": "MNIST and Fashion-MNIST, 2048 units, a GPU; not run",
+    },
+    run=run,
+)

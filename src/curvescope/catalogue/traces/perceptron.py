@@ -1,0 +1,53 @@
+"""The eight-layer perceptron of TR sec. 7, trained once for the entries about its layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from curvescope.catalogue.entry import Settings
+from curvescope.catalogue.traces import subjects
+from curvescope.catalogue.trained import Subject
+from curvescope.data import Dataset
+
+DATA = ("mnist", "fashion-mnist")
+
+
+@dataclass(frozen=True)
+class Perceptron:
+    """The trained network with its data."""
+
+    name: str
+    subject: Subject
+    data: Dataset
+    loss: float
+    error: float
+
+    @property
+    def note(self) -> str:
+        """What was trained, in one sentence."""
+        return (
+            f"{self.name} on {len(self.data):,} images of {self.data.name}: training loss "
+            f"{self.loss:.3g}, error {self.error:.1%}."
+        )
+
+
+def perceptron(settings: Settings, data: str) -> Perceptron:
+    """Seven hidden layers of 2048 units (fewer below ``paper``) and the output layer."""
+    name = settings.pick(smoke="F-32^7", small="F-256^7", paper="F-2048^7")
+    images = subjects.images(settings, data, settings.pick(smoke=30, small=300, paper=5000))
+    plan = subjects.recipe(
+        settings.pick(smoke=30, small=40, paper=350),
+        settings.pick(smoke=0.05, small=0.02, paper=0.02),
+    )
+    subject = subjects.train_one(settings, f"traces-mlp-{data}", name, images, plan)
+    return Perceptron(name, subject, images, *subjects.fit(subject, images))
+
+
+def difference(settings: Settings) -> str:
+    """What every entry about the perceptron has to say of its training."""
+    full = "as in the paper" if settings.scale == "paper" else "fewer units and images than 2048"
+    return (
+        f"Eight layers, {full}; trained as in App. D (momentum 0.9, weight decay 5e-4, batches of "
+        "128, two steps down) at one learning rate, not the best of a sweep, and without the batch "
+        "norms that the paper mentions in a footnote."
+    )
