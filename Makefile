@@ -5,7 +5,7 @@ JOBS ?= 2
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 STAMP := $(VENV)/.installed
-# The demonstration's and the tests' matrices are small: a second thread gains nothing, and $(JOBS)
+# The demonstration's and the tests' matrices are small: a second thread gains little, and $(JOBS)
 # test processes with several threads each would only fight over the cores.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
@@ -15,8 +15,8 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(STAMP) ## train a small network and look at its curvature
-	$(ONE_THREAD) $(BIN)/curvescope demo
+demo: $(STAMP) ## train, analyse and certify small networks, and name the report (ARGS=--open opens it)
+	$(ONE_THREAD) $(BIN)/curvescope demo $(ARGS)
 
 test: $(STAMP) ## run all tests and doctests
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) $(ARGS)

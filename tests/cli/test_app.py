@@ -50,7 +50,7 @@ def test_a_wrong_argument_is_one_sentence_and_code_2(capsys, arguments, named) -
     [(CurvescopeError("[bold] is kept"), 2), (RuntimeError("boom"), 1), (KeyboardInterrupt(), 130)],
 )
 def test_failures_become_one_sentence(monkeypatch, capsys, error, code) -> None:
-    def fail(**settings: object) -> None:
+    def fail(*arguments: object, **settings: object) -> None:
         raise error
 
     monkeypatch.setattr(demo_command, "demonstrate", fail)
@@ -61,7 +61,7 @@ def test_failures_become_one_sentence(monkeypatch, capsys, error, code) -> None:
 
 
 def test_debug_lets_the_traceback_through(monkeypatch) -> None:
-    def fail(**settings: object) -> None:
+    def fail(*arguments: object, **settings: object) -> None:
         raise RuntimeError("boom")
 
     monkeypatch.setattr(demo_command, "demonstrate", fail)

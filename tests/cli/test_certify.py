@@ -12,6 +12,7 @@ from torch import nn
 from curvescope import io
 from curvescope._checks import CurvescopeError
 from curvescope.certificates import Certificate
+from curvescope.cli import app as application
 from curvescope.cli import certify as command
 from curvescope.data import dataset
 from curvescope.networks.names import network
@@ -125,8 +126,11 @@ def test_an_interrupted_certification_says_how_to_go_on(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(command.certificates, "certify", interrupted)
-    assert run(folder, *QUICK, "--out", tmp_path / "c.json") == 130
-    assert "the same command goes on" in capsys.readouterr().err
+    out = str(tmp_path / "c.json")
+    assert application.run(["certify", str(folder), *map(str, QUICK), "--out", out]) == 130
+    said = capsys.readouterr().err
+    assert "the same command goes on" in said
+    assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -1,100 +1,133 @@
-"""The demonstration: its numbers fit together, and the two forms in which it is shown."""
+"""``curvescope demo``: everything in one folder, one report, stopped, continued and shown again."""
 
-import dataclasses
+from __future__ import annotations
+
 import functools
 import json
-from collections.abc import Iterator
+import re
+from pathlib import Path
 
 import pytest
-import torch
 
-from curvescope.cli import demo as demo_command
+from curvescope._checks import CurvescopeError
+from curvescope.cli import demo as command
 from curvescope.cli.app import run
-from curvescope.data import load_embedded
 from curvescope.experiments import demo as recipe
-from curvescope.experiments.demo import Demonstration, Number
-
-small = functools.partial(recipe.demonstrate, epochs=10, eigenvalues=2, probes=24)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _fewer_images() -> Iterator[None]:
-    """A tenth of the images, in their own order, is enough for every statement below."""
-
-    def load_fewer(name: str, *, split: str) -> tuple[torch.Tensor, torch.Tensor]:
-        X, y = load_embedded(name, split=split)
-        return X[: len(X) // 10], y[: len(y) // 10]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recipe, "load_embedded", load_fewer)
-        yield
+from curvescope.experiments.demo import Demonstration, demonstrate
+from curvescope.reports.demonstration import write_demonstration
+from tests.experiments.examples import TINY
 
 
 @pytest.fixture(scope="module")
-def result(_fewer_images: None) -> Demonstration:
-    return small(seed=0)
+def result(tmp_path_factory: pytest.TempPathFactory) -> Demonstration:
+    return demonstrate(tmp_path_factory.mktemp("demo") / "out", seed=0, plan=TINY)
 
 
-def test_the_numbers_fit_together(result: Demonstration) -> None:
+@pytest.fixture(autouse=True)
+def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "demonstrate", functools.partial(demonstrate, plan=TINY))
+    quick = functools.partial(write_demonstration, figures=False)
+    monkeypatch.setattr(command, "write_demonstration", quick)
+
+
+def test_it_trains_analyses_and_certifies(result: Demonstration) -> None:
     assert result.consistent
-    assert result.parameters == 784 * 64 + 64 + 64 * 10 + 10
-    assert [matrix.name for matrix in result.curvature] == ["H", "G", "E"]
-    H, G, E = result.curvature
-    assert H.eigenvalues[0] > 0
-    # A piecewise linear network has no residual on the diagonal.
-    assert E.trace == Number(0.0, 0.0)
-    assert 0 < result.discrepancy.stderr < H.trace.value
-    assert abs(H.trace.value - G.trace.value) <= 4 * (H.trace.stderr + G.trace.stderr)
-    for matrix in result.curvature:
-        norm = matrix.frobenius
-        assert sum(x**2 for x in matrix.eigenvalues) ** 0.5 <= norm.value + 4 * norm.stderr
+    assert [each.config["model"]["name"] for each in result.runs] == ["F-4", "F-3^2"]
+    for each in result.runs:
+        assert each.complete
+        assert {"sharpness", "spectrum-H", "layer-fc1", "classes", "classes-fc1"} <= set(
+            each.stages
+        )
+        assert each.config["data"]["samples"] == 30
+        assert (each.path.parent / "weights" / "final.safetensors").exists()
+    assert result.certificate.verify().passed
+    assert recipe.load(result.path).certificate.bound == result.certificate.bound
 
 
-def test_it_learns(result: Demonstration) -> None:
-    assert result.train.accuracy > 0.6
-    assert result.test.accuracy > 0.6
+def test_one_page_leads_to_the_others(result: Demonstration) -> None:
+    page = write_demonstration(result, figures=False)
+    text = page.read_text("utf-8")
+    assert page == result.path / "report.html"
+    links = re.findall(r'href="([^"#]+\.html)"', text)
+    assert links == ["one/analysis/report.html", "two/analysis/report.html"]
+    assert all((result.path / link).is_file() for link in links)
+    assert f"errs on at most {100 * result.certificate.bound:.2f} % of new digits" in text
+    for words in ("Spectral density of H", "Spectral density of E", "Self-checks", "Test accuracy"):
+        assert words in text
 
 
-def test_the_same_seed_gives_the_same_numbers(result: Demonstration) -> None:
-    assert small(seed=0) == result
-    assert small(seed=1).train != result.train
-
-
-def test_json_is_all_that_is_printed(monkeypatch, capsys, result: Demonstration) -> None:
-    monkeypatch.setattr(demo_command, "demonstrate", lambda **settings: result)
-    assert run(["demo", "--json"]) == 0
+def test_json_is_all_that_is_printed_and_a_second_run_reads(
+    result: Demonstration, monkeypatch, capsys
+) -> None:
+    monkeypatch.setattr(recipe, "certify", None)  # certifying again would fail
+    before = {p: p.stat().st_mtime_ns for p in result.path.rglob("result.json")}
+    assert run(["demo", "--out", str(result.path), "--json"]) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
     shown = json.loads(captured.out)
     assert shown["consistent"] is True
-    assert shown["curvature"][0]["eigenvalues"] == list(result.curvature[0].eigenvalues)
+    assert shown["networks"]["F-4"]["parameters"] == 64 * 4 + 4 + 4 * 10 + 10
+    assert shown["certificate"]["bound"] == result.certificate.bound
+    assert {p: p.stat().st_mtime_ns for p in result.path.rglob("result.json")} == before
 
 
-def test_the_table_shows_every_matrix(monkeypatch, capsys, result: Demonstration) -> None:
-    monkeypatch.setattr(demo_command, "demonstrate", lambda **settings: result)
-    assert run(["demo", "--quiet"]) == 0
+def test_the_table_and_the_browser(result: Demonstration, monkeypatch, capsys) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    assert run(["demo", "--out", str(result.path), "--quiet"]) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
-    for word in ("eigenvalue 2", "trace", "Frobenius norm", "Self-check", "consistent", "±"):
-        assert word in captured.out
+    for words in ("F-3^2", "largest eigenvalue of H", "trace of E", "certificate:", "agree"):
+        assert words in captured.out
+    assert captured.out.rstrip().endswith(f"open the report: {result.path / 'report.html'}")
+    assert opened == []
+    assert run(["demo", "--out", str(result.path), "--quiet", "--open"]) == 0
+    assert opened == [(result.path / "report.html").as_uri()]
 
 
-def test_an_inconsistent_result_fails(monkeypatch, capsys, result: Demonstration) -> None:
-    wrong = dataclasses.replace(result, discrepancy=Number(1.0, 0.1))
-    monkeypatch.setattr(demo_command, "demonstrate", lambda **settings: wrong)
-    assert run(["demo", "--quiet"]) == 1
-    assert "inconsistent" in capsys.readouterr().out
+def test_a_check_that_fails_is_code_1(result: Demonstration, capsys) -> None:
+    place = result.runs[0].path / "stages" / "summary" / "result.json"
+    whole = place.read_text()
+    record = json.loads(whole)
+    record["checks"][0]["passed"] = False
+    try:
+        place.write_text(json.dumps(record))
+        assert run(["demo", "--out", str(result.path), "--quiet"]) == 1
+    finally:
+        place.write_text(whole)
+    assert "disagree: tr H by itself" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("value", "stderr", "text"),
-    [
-        (12.34567, 0.0123, "12.346 ± 0.012"),
-        (1234.5, 56.0, "1234 ± 56"),
-        (-0.5, 1e-4, "-0.50000 ± 0.00010"),
-        (2.0, 0.0, "2 ± 0"),
-        (2.0, float("inf"), "2 ± inf"),
-    ],
-)
-def test_value_and_error_share_their_last_digit(value, stderr, text) -> None:
-    assert demo_command._plus_minus(Number(value, stderr)) == text
+def test_another_seed_is_refused(result: Demonstration) -> None:
+    with pytest.raises(CurvescopeError, match="seed is 0 there and 1 here"):
+        demonstrate(result.path, seed=1, plan=TINY)
+
+
+def test_a_folder_with_something_else_is_left_alone(tmp_path: Path, capsys) -> None:
+    (tmp_path / "thesis.tex").write_text("mine")
+    assert run(["demo", "--out", str(tmp_path), "--quiet"]) == 2
+    assert "is neither empty nor a run directory" in capsys.readouterr().err
+    assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("part", ["F-3^2: training", "F-4: layer-fc1", "T-4: certificate"])
+def test_stopped_anywhere_it_goes_on_to_the_same_end(
+    part: str, result: Demonstration, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    def stop(words: str) -> None:
+        if words == part:
+            raise KeyboardInterrupt
+
+    def stopped(*arguments: object, **keywords: object) -> Demonstration:
+        return demonstrate(*arguments, **{**keywords, "plan": TINY, "tell": stop})
+
+    monkeypatch.setattr(command, "demonstrate", stopped)
+    assert run(["demo", "--out", str(tmp_path / "out"), "--quiet"]) == 130
+    error = capsys.readouterr().err
+    assert error.startswith("curvescope: stopped; ")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out" / "report.html").exists()
+    again = demonstrate(tmp_path / "out", seed=0, plan=TINY)
+    for a, b in zip(again.runs, result.runs, strict=True):
+        assert a.stage("spectrum-H").values["outliers"] == b.stage("spectrum-H").values["outliers"]
+    assert again.certificate.bound == result.certificate.bound

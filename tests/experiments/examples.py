@@ -13,11 +13,29 @@ from torch import Tensor, nn
 
 from curvescope.data import dataset
 from curvescope.experiments.analyse import analyse
+from curvescope.experiments.demo import Plan, Subject
 from curvescope.experiments.stages.context import Settings
 from curvescope.experiments.store import RunDirectory
 from curvescope.problem import Problem
 
 QUICK = Settings(steps=24, probes=6, trace_probes=32, outliers=6, layer_pairs=8, class_rows=400)
+
+
+TINY = Plan(
+    analysed=(
+        Subject("one", "F-4", "digits", epochs=2, lr=0.1),
+        Subject("two", "F-3^2", "digits", epochs=2, lr=0.1),
+    ),
+    certified=Subject("binary", "T-4", "digits-2", epochs=2, lr=0.1, loss="binary_logistic"),
+    per_class=3,
+    settings=Settings(
+        steps=12, probes=8, trace_probes=32, outliers=4, layer_pairs=4, exact_rows=400,
+        class_rows=400,
+    ),
+    epochs=2,
+    slack=0.05,
+)  # fmt: skip
+"""A demonstration in two seconds."""
 
 
 @cache

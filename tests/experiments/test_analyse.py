@@ -184,3 +184,18 @@ def test_a_regression_has_no_classes(tmp_path: Path) -> None:
 def test_wrong_settings_are_one_sentence(setting, words: str) -> None:
     with pytest.raises(CurvescopeError, match=words):
         Settings(**setting)
+
+
+def test_what_cannot_be_analysed_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    X, y = torch.randn(12, 4), torch.arange(12) % 3
+    X[7, 2] = float("inf")
+    with pytest.raises(CurvescopeError, match="NaN or infinite numbers, in batch 1; remove them"):
+        analyse(Problem(nn.Linear(4, 3), (X, y), batch_size=6), tmp_path / "a", seed=0)
+
+    class Noisy(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x + torch.randn_like(x))
+
+    with pytest.raises(CurvescopeError, match="output is random"):
+        analyse(Problem(Noisy(4, 3), (X.nan_to_num(posinf=0.0), y)), tmp_path / "b", seed=0)
+    assert list(tmp_path.iterdir()) == []

@@ -7,6 +7,9 @@ import torch
 from scipy import stats
 
 from curvescope.experiments.checks import Number, agree, plus_minus, reach
+from curvescope.experiments.stages.spectra import _power_sum
+from curvescope.operators.simple import Diagonal
+from curvescope.spectra import eigenpairs, spectral_measure
 
 
 @pytest.mark.parametrize("degrees", [7, 9, 15, 31, 63])
@@ -60,3 +63,27 @@ def test_exact_numbers_agree_up_to_rounding() -> None:
 )
 def test_value_and_error_share_their_last_digit(value: float, stderr: float, text: str) -> None:
     assert plus_minus(value, stderr) == text
+
+
+def test_few_probes_cannot_make_the_error_of_a_power_sum_too_small() -> None:
+    """Over many draws the true spread is known; no reported error is far below it."""
+    A = Diagonal(torch.cat([torch.tensor([30.0, 20.0]), torch.linspace(-2, 1, 98)]).double())
+    pairs = eigenpairs(A, 2, which="magnitude", generator=torch.Generator().manual_seed(0))
+    for k in (1, 2):
+        sums = [
+            _power_sum(
+                spectral_measure(
+                    A, steps=12, probes=4, deflate=pairs,
+                    generator=torch.Generator().manual_seed(seed),
+                ),
+                k,
+            )
+            for seed in range(60)
+        ]  # fmt: skip
+        values = torch.tensor([number.value for number in sums])
+        spread = float(values.std())
+        true = float((A.dense().diagonal() ** k).sum())
+        assert float(values.mean()) == pytest.approx(true, abs=4 * spread / 60**0.5)
+        errors = torch.tensor([number.stderr for number in sums])
+        assert float(errors.min()) > 0.7 * spread
+        assert float((values - true).abs().div(errors).max()) < 4

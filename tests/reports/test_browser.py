@@ -15,10 +15,13 @@ from typing import Any
 import pytest
 import torch
 
+from curvescope.experiments.demo import demonstrate
 from curvescope.experiments.stages import spectra
 from curvescope.experiments.store import RunDirectory
+from curvescope.reports.demonstration import write_demonstration
 from curvescope.reports.page import write_report
 from curvescope.reports.server import Viewer
+from tests.experiments.examples import TINY
 
 Open = Callable[..., Any]
 
@@ -215,6 +218,37 @@ def test_a_phone_has_no_sideways_scrolling(opened: Open, report: str, viewer: Vi
 def test_it_works_without_a_network(opened: Open, report: str) -> None:
     page = opened(report, offline=True)
     assert page.locator("#chart-spectra path.line").count() == 3
+
+
+# The demonstration ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def demonstration(tmp_path_factory: pytest.TempPathFactory) -> str:
+    found = demonstrate(tmp_path_factory.mktemp("demo") / "out", seed=0, plan=TINY)
+    return write_demonstration(found, figures=False).as_uri()
+
+
+def test_the_demonstration_is_drawn_and_leads_to_the_reports(
+    opened: Open, demonstration: str
+) -> None:
+    page = opened(demonstration)
+    figures = page.locator("figure[data-chart]")
+    assert figures.count() == 4
+    assert figures.locator("svg").count() == 4
+    chart = page.locator("#chart-spectrum-H")
+    assert chart.locator("path.line").count() == 2
+    before = view(chart)
+    chart.get_by_role("button", name="Zoom in").click()
+    assert view(chart) != before
+    chart.get_by_role("button", name="F-4", exact=True).click()
+    assert chart.locator("path.line").count() == 1
+    keep(page, "demonstration")
+    page.get_by_role("link", name="Full report of F-4").click()
+    page.wait_for_url("**/one/analysis/report.html")
+    assert page.locator("#chart-spectra path.line").count() == 3
+    narrow = opened(demonstration, width=390)
+    assert narrow.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 # The viewer -----------------------------------------------------------------------------

@@ -247,6 +247,10 @@ def test_addresses_that_cannot_be_checked(tmp_path: Path, host: str) -> None:
 def test_a_folder_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CurvescopeError, match="is not a folder that can be read"):
         Viewer(tmp_path / "none")
-    monkeypatch.setattr(os, "access", lambda *arguments: False)
+
+    def denied(path: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "listdir", denied)
     with pytest.raises(CurvescopeError, match="is not a folder that can be read"):
         Viewer(tmp_path)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -17,7 +15,7 @@ from rich.table import Table
 from torch import nn
 
 from curvescope._checks import CurvescopeError
-from curvescope.cli.progress import Display
+from curvescope.cli.progress import Display, stoppable
 from curvescope.experiments import load, trained
 from curvescope.experiments.analyse import analyse as measure
 from curvescope.experiments.checks import Number
@@ -87,8 +85,9 @@ def analyse(
 
     \b
     curvescope analyse --run runs/LeNet5-mnist-6k-seed0
-    curvescope analyse --model net.py:build --weights net.safetensors --data mnist --out runs/net
-    curvescope analyse --model my.pkg:build --data my.pkg:load --layers fc1,fc2 --out runs/mine
+    curvescope analyse --model net.py:build --weights net.safetensors \\
+        --data mnist --out runs/net
+    curvescope analyse --model my.pkg:build --data my.pkg:load --out runs/mine
     """  # noqa: D301 (\b keeps the lines of the examples apart)
     if run is None and (model is None or data is None):
         msg = "analyse: needs --run DIR, or --model and --data; curvescope analyse --help shows how"
@@ -100,7 +99,8 @@ def analyse(
         names = {"data": subject.data.name}
         if subject.name:
             names["model"] = subject.name
-        with _resumable(place), Display(quiet=quiet or as_json) as display:
+        advice = f"what is finished lies in {place}: the same command goes on from there"
+        with stoppable(advice), Display(quiet=quiet or as_json) as display:
             result = measure(
                 train,
                 place,
@@ -121,19 +121,6 @@ def analyse(
         show(result, report, Console(highlight=False, soft_wrap=True))
     if not all(check.passed for _, check in result.checks()):
         raise typer.Exit(1)
-
-
-@contextmanager
-def _resumable(place: Path) -> Iterator[None]:
-    """Say on ctrl-C where the results lie and how to go on."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(
-            f"stopped; what is finished lies in {place}: the same command goes on from there",
-            markup=False,
-        )
-        raise typer.Exit(130) from None
 
 
 # What to analyse ------------------------------------------------------------------------

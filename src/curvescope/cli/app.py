@@ -5,6 +5,7 @@ Exit codes: 0 success; 1 a self-check failed, or a bug; 2 the user's mistake; 13
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -16,8 +17,10 @@ from rich.console import Console
 from curvescope._checks import CurvescopeError
 from curvescope.cli.analyse import analyse
 from curvescope.cli.certify import certify
+from curvescope.cli.compare import compare
 from curvescope.cli.data import data
 from curvescope.cli.demo import demo
+from curvescope.cli.progress import Stopped
 from curvescope.cli.reproduce import reproduce
 from curvescope.cli.train import train
 from curvescope.cli.view import view
@@ -25,10 +28,21 @@ from curvescope.cli.view import view
 # The parser's own errors: click's class, or typer's copy of it in newer versions.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
+HELP = """The curvature of neural networks: exact where possible, with error bars where not.
+
+\b
+curvescope demo                       see all of it in two minutes
+curvescope train LeNet5 --data mnist-6k
+curvescope analyse --run runs/LeNet5-mnist-6k-seed0
+curvescope view runs
+
+Exit codes: 0 success; 1 a self-check failed, or a bug; 2 a mistake in what
+was asked for, said in one sentence; 130 stopped with ctrl-C.
+"""
+
 app = typer.Typer(
     name="curvescope",
-    help="The curvature of neural networks: exact where possible, with error bars where not.",
-    add_completion=False,
+    help=HELP,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -38,6 +52,7 @@ app.command()(analyse)
 app.command("analyze", hidden=True)(analyse)
 app.command()(certify)
 app.command()(reproduce)
+app.command()(compare)
 app.command()(view)
 app.add_typer(data, name="data")
 
@@ -78,8 +93,17 @@ def run(arguments: list[str]) -> int:
         if debug:
             raise
         return _complain(_sentence(error), code=2)
+    except Stopped as stopped:
+        return _complain(f"stopped; {stopped}", code=130)
     except (KeyboardInterrupt, typer.Abort):
         code = 130
+    except BrokenPipeError:  # whoever read our output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        if debug:
+            raise
+        return _complain(_about_files(error), code=2)
     except Exception as error:
         if debug:
             raise
@@ -95,6 +119,12 @@ def run(arguments: list[str]) -> int:
 def _sentence(error: Exception) -> str:
     formatted = getattr(error, "format_message", None)
     return str(formatted() if formatted is not None else error)
+
+
+def _about_files(error: OSError) -> str:
+    """A file that cannot be read or written is the machine's state, not a bug."""
+    place = "" if error.filename is None else f"{str(error.filename)!r}: "
+    return f"{place}{error.strerror or error}; check the path, its permissions and the space left"
 
 
 def _complain(sentence: str, *, code: int) -> int:

@@ -20,6 +20,7 @@ from torch import nn
 from curvescope import certificates
 from curvescope._checks import CurvescopeError
 from curvescope.certificates import Certificate, Confidence, Verification, posterior_method
+from curvescope.cli.progress import stoppable
 from curvescope.experiments import load, trained
 
 Subject = tuple[nn.Module, Any, load.Splits]  # the network, its initial weights, its data
@@ -93,7 +94,8 @@ def certify(
     changes = {} if epochs is None else {"epochs": epochs}
     network, prior, splits = subject
     parts = place.with_suffix(".parts")
-    with _resumable(parts), _bar(Console(stderr=True, quiet=quiet or as_json)) as tell:
+    advice = f"what is finished lies in {parts}: the same command goes on from there"
+    with stoppable(advice), _bar(Console(stderr=True, quiet=quiet or as_json)) as tell:
         certificate = certificates.certify(
             network.to(home),
             prior,
@@ -228,19 +230,6 @@ def _report(certificate: Certificate, result: Verification, *, as_json: bool) ->
 
 
 # The terminal ---------------------------------------------------------------------------
-
-
-@contextmanager
-def _resumable(parts: Path) -> Iterator[None]:
-    """Say on ctrl-C that the same command goes on."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(
-            f"stopped; what is finished lies in {parts}: the same command goes on from there",
-            markup=False,
-        )
-        raise typer.Exit(130) from None
 
 
 @contextmanager

@@ -23,7 +23,9 @@ data = typer.Typer(
     name="data",
     help=(
         "List, verify and fetch data sets. Files are looked for below --root, then below "
-        f"${VARIABLE}, then in the user's cache."
+        f"${VARIABLE}, then in the user's cache.\n\n\b\ncurvescope data list\n"
+        "curvescope data fetch mnist cifar-10 --root data\n"
+        "curvescope data verify mnist --root data"
     ),
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -51,7 +53,12 @@ def list_sets(
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Show every data set, its size, and where it was found."""
+    """Show every data set, its size, and where it was found.
+
+    \b
+    curvescope data list
+    curvescope data list --root data --json
+    """  # noqa: D301 (\b keeps the lines of the examples apart)
     entries = inventory(root)
     if as_json:
         typer.echo(json.dumps([asdict(entry) for entry in entries], indent=2))
@@ -100,7 +107,12 @@ def verify_sets(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only what is wrong.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Read the files and compare their checksums; exit with 1 if one is wrong."""
+    """Read the files and compare their checksums; exit with 1 if one is wrong.
+
+    \b
+    curvescope data verify
+    curvescope data verify mnist cifar-10 --root data
+    """  # noqa: D301 (\b keeps the lines of the examples apart)
     here = [entry.name for entry in inventory(root) if entry.found is not None]
     for name in names or []:
         parse("data verify", name)
@@ -156,7 +168,12 @@ def fetch_sets(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Download data sets, compare their checksums, and print where they are."""
+    """Download data sets, compare their checksums, and print where they are.
+
+    \b
+    curvescope data fetch mnist
+    curvescope data fetch mnist cifar-10 --root data
+    """  # noqa: D301 (\b keeps the lines of the examples apart)
     folders = {name: str(fetch(name, root, progress=not (quiet or as_json))) for name in names}
     if as_json:
         typer.echo(json.dumps(folders, indent=2))

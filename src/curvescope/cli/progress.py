@@ -6,6 +6,8 @@ in a pipe or a log file they would be noise.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console
@@ -19,6 +21,19 @@ from rich.progress import (
 from rich.progress import Progress as Bars
 
 from curvescope.spectra.control import Progress
+
+
+class Stopped(Exception):
+    """The user has stopped a command; the message says how to go on."""
+
+
+@contextmanager
+def stoppable(advice: str) -> Iterator[None]:
+    """Turn ctrl-C into one sentence that says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Stopped(advice) from None
 
 
 class Display:
@@ -57,6 +72,10 @@ class Display:
             total=progress.total,
             detail=f"{progress.products} products{left}",
         )
+
+    def move(self, done: int, total: int, words: str) -> None:
+        """Show how far something else than an estimate has come."""
+        self._bars.update(self._task, completed=done, total=total, detail=words)
 
     def __enter__(self) -> Display:
         self._bars.start()

@@ -26,8 +26,8 @@ def view(
 ) -> None:
     """Show the runs of a folder in a browser: list, filter, reports, comparison.
 
-    The page is for this machine alone; its address holds a secret that changes every time. Stop it
-    with ctrl-C.
+    The page is for this machine alone; its address holds a secret that is
+    new each time. Stop it with ctrl-C.
 
     \b
     curvescope view runs

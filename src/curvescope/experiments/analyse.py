@@ -88,6 +88,8 @@ def analyse(
         "settings": asdict(settings),
     }
     outputs = overview.outputs(problem)
+    if not (Path(out) / "stages" / "overview" / "result.json").exists():
+        problem.check()  # a model that is no function of its weights is refused at once
 
     def perform(run: OpenRun, stage: str, compute: Compute) -> None:
         own = derived(seed, stage)
@@ -180,8 +182,11 @@ def describe(problem: Problem, test: Problem | None, names: Mapping[str, str]) -
 def _contents(problem: Problem) -> dict[str, Any]:
     """The samples of a problem by number and digest; a shuffling loader has no fixed order."""
     digest, samples = hashlib.sha256(), 0
-    for batch in problem.batches():
+    for index, batch in enumerate(problem.batches()):
         leaves = [t for t in pytree.tree_leaves((batch.inputs, batch.target)) if _is_tensor(t)]
+        if not all(bool(leaf.isfinite().all()) for leaf in leaves):
+            msg = f"analyse: the data has NaN or infinite numbers, in batch {index}; remove them"
+            raise CurvescopeError(msg)
         samples += next(len(leaf) for leaf in leaves if leaf.ndim)
         _update(digest, leaves)
     return {"samples": samples, "sha256": None if problem.data.shuffles else _short(digest)}

@@ -1,192 +1,202 @@
-"""The demonstration: train a small network in seconds and look at its curvature.
+"""The demonstration: two networks trained and analysed, a third one certified, in a few minutes.
 
-The network is piecewise linear, so every layer's diagonal block of the residual ``E = H − G``
-vanishes: ``Tr E = 0`` exactly, and the trace of ``H`` is estimated from ``G``. The self-check
-compares it with the first moment of the spectrum of ``H``, which comes from products with ``H``.
+It walks the road that ``curvescope train``, ``analyse`` and ``certify`` walk, at its smallest: the
+embedded part of MNIST, small networks, and the curvature of the loss of two hundred samples, few
+enough for the exact spectrum of G and its class structure. Everything lies in one folder, and a
+demonstration that was stopped goes on where it was.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
-from math import hypot
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
-from curvescope import _random
-from curvescope.data.embedded import load_embedded
-from curvescope.operators.base import LinearOperator
-from curvescope.operators.gauss_newton import GaussNewton
-from curvescope.operators.hessian import Hessian
+from curvescope import io
+from curvescope._checks import positive_int
+from curvescope.certificates import Certificate, certify, posterior_method
+from curvescope.experiments import trained
+from curvescope.experiments.analyse import analyse
+from curvescope.experiments.stages.context import Settings, derived
+from curvescope.experiments.store import RunDirectory, claimed
+from curvescope.experiments.training import named_data, train_network
 from curvescope.problem import Problem
 from curvescope.spectra.control import Progress
-from curvescope.spectra.eigenpairs import eigenpairs
-from curvescope.spectra.measure import spectral_measure
-from curvescope.spectra.trace import frobenius, trace
+from curvescope.training.recipe import Recipe
 
-DATA = "mnist-6k"
-
-
-@dataclass(frozen=True)
-class Fit:
-    """Mean loss and accuracy of a network on one split."""
-
-    loss: float
-    accuracy: float
+KIND = "demonstration"
+Show = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
-class Number:
-    """An estimate with its standard error."""
+class Subject:
+    """A network, its data and how it is trained; ``folder`` lies below the demonstration's."""
 
-    value: float
-    stderr: float
+    folder: str
+    network: str
+    data: str
+    epochs: int
+    lr: float
+    momentum: float = 0.0
+    loss: str = "cross_entropy"
 
 
 @dataclass(frozen=True)
-class Curvature:
-    """What the demonstration measures of one matrix."""
+class Plan:
+    """What a demonstration does.
 
-    name: str
-    eigenvalues: tuple[float, ...]  # largest magnitude first
-    residuals: tuple[float, ...]  # ‖A v − θ v‖, one for each eigenvalue
-    converged: bool
-    trace: Number
-    frobenius: Number
-    products: int
+    Args:
+        analysed: The networks that are analysed.
+        certified: The network with a certificate; of two classes, for which little data suffices.
+        per_class: Training samples of each class whose loss is differentiated.
+        settings: How much work each analysis does.
+        epochs: Passes over the data for the certificate's posterior.
+        slack: What the draws may add to the certified error.
+    """
+
+    analysed: tuple[Subject, ...] = (
+        Subject("lenet5", "LeNet5", "mnist-6k", epochs=10, lr=0.05, momentum=0.9),
+        Subject("mlp", "F-64^2", "mnist-6k", epochs=15, lr=0.05, momentum=0.9),
+    )
+    certified: Subject = Subject(
+        "binary", "T-100", "mnist-6k-2", epochs=20, lr=0.1, loss="binary_logistic"
+    )
+    per_class: int = 20
+    settings: Settings = field(
+        default_factory=lambda: Settings(
+            steps=60, probes=4, trace_probes=24, layer_pairs=20, exact_rows=2048, class_rows=2048
+        )
+    )
+    epochs: int = 30
+    slack: float = 0.003
 
 
 @dataclass(frozen=True)
 class Demonstration:
-    """The numbers that ``curvescope demo`` shows."""
+    """Where everything lies: the folder, its analyses in order, and the certificate."""
 
-    data: str
-    network: str
-    parameters: int
-    seed: int
-    train: Fit
-    test: Fit
-    curvature: tuple[Curvature, ...]  # of H, G and E
-    discrepancy: Number  # Tr H less n times the mean of H's spectrum, from independent probes
+    path: Path
+    runs: tuple[RunDirectory, ...]
+    certificate: Certificate
 
     @property
     def consistent(self) -> bool:
-        """Whether both traces of H agree within four standard errors and all pairs converged."""
-        agrees = abs(self.discrepancy.value) <= 4 * self.discrepancy.stderr
-        return agrees and all(matrix.converged for matrix in self.curvature)
+        """Whether all self-checks agree and the certificate's arithmetic holds."""
+        checked = all(check.passed for run in self.runs for _, check in run.checks())
+        return checked and self.certificate.verify().passed
 
 
 def demonstrate(
+    out: io.PathLike,
     *,
     seed: int,
-    epochs: int = 15,
-    eigenvalues: int = 10,
-    probes: int = 60,
+    plan: Plan | None = None,
     tell: Callable[[str], None] = lambda stage: None,
+    show: Show = lambda done, total, words: None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Demonstration:
-    """Train, then measure H, G and E on the training set; the same seed gives the same numbers.
+    """Train, analyse and certify; what is finished in ``out`` is read.
 
     Args:
-        seed: Decides initial weights, the order of the batches and the probes.
-        epochs: Passes of SGD over the 5,000 training images.
-        eigenvalues: How many eigenvalues of each matrix, largest magnitude first.
-        probes: Products for each trace and each Frobenius norm.
-        tell: Called with a few words at the beginning of each stage.
+        out: A folder: new, empty, or with a demonstration of the same plan and seed.
+        seed: Decides every random number.
+        plan: What to do; the plan of ``curvescope demo`` if none.
+        tell: Called with a few words at the beginning of each part.
+        show: Called with what is done, what there is to do, and a few words on how it goes, while a
+            network is trained or certified.
         progress: Called after every step of an estimate.
+
+    Raises:
+        CurvescopeError: If ``out`` holds something else or another demonstration.
     """
-    generator = torch.Generator().manual_seed(seed)
-    X, y = load_embedded(DATA, split="train")
-    X_test, y_test = load_embedded(DATA, split="test")
-    tell("training")
-    model = train(X, y, epochs=epochs, generator=generator)
+    seed = positive_int("demonstrate", "seed", seed, minimum=0)
+    plan = plan or Plan()
+    with claimed(out, KIND, {"seed": seed, "plan": asdict(plan)}) as place:
+        for subject in (*plan.analysed, plan.certified):
+            tell(f"{subject.network}: training")
+            _train(subject, place, seed, show)
+        for subject in plan.analysed:
+            _analyse(subject, place, seed, plan, tell=tell, progress=progress)
+        tell(f"{plan.certified.network}: certificate")
+        _certify(plan, place, seed, show)
+    return load(place)
 
-    problem = Problem(model, (X, y), loss="cross_entropy")
-    H, G = Hessian(problem), GaussNewton(problem)
-    matrices: dict[str, LinearOperator] = {"H": H, "G": G, "E": H - G}
-    curvature = []
-    for name, A in matrices.items():
-        tell(f"curvature of {name}")
-        measured = measure(
-            A,
-            name=name,
-            eigenvalues=eigenvalues,
-            probes=probes,
-            generator=generator,
-            progress=progress,
-        )
-        curvature.append(measured)
-    tell("self-check")
-    spectrum = spectral_measure(
-        H, steps=1, probes=probes, generator=_random.child(generator), progress=progress
-    )
-    mean, n, tr = spectrum.moment(1), problem.params.size, curvature[0].trace
-    return Demonstration(
-        data=DATA,
-        network="784-64-10 ReLU",
-        parameters=problem.params.size,
+
+def load(path: io.PathLike) -> Demonstration:
+    """A finished demonstration from its folder alone.
+
+    Raises:
+        CurvescopeError: If there is none, or it is not finished.
+    """
+    place = Path(path)
+    plan = io.read_json(place / "config.json")["plan"]
+    runs = tuple(RunDirectory(place / s["folder"] / "analysis") for s in plan["analysed"])
+    folder = place / plan["certified"]["folder"]
+    return Demonstration(place, runs, Certificate.load(folder / "certificate.json"))
+
+
+def _train(subject: Subject, place: Path, seed: int, show: Show) -> None:
+    recipe = Recipe(
         seed=seed,
-        train=evaluate(model, X, y),
-        test=evaluate(model, X_test, y_test),
-        curvature=tuple(curvature),
-        discrepancy=Number(tr.value - n * mean.value, hypot(tr.stderr, n * mean.stderr)),
+        epochs=subject.epochs,
+        lr=subject.lr,
+        momentum=subject.momentum,
+        loss=subject.loss,
     )
 
+    def tell(progress: Any) -> None:
+        last = progress.epochs[0]
+        show(progress.done, progress.total, f"accuracy {last.accuracy:.1%}" if last else "")
 
-def train(
-    X: Tensor, y: Tensor, *, epochs: int, generator: torch.Generator, batch: int = 100
-) -> nn.Sequential:
-    """A 784-64-10 ReLU network after ``epochs`` passes of SGD with momentum 0.9."""
-    # torch initialises layers from its global generator; the caller's is left as it was.
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
-        model = nn.Sequential(
-            OrderedDict(
-                flatten=nn.Flatten(), fc1=nn.Linear(784, 64), relu=nn.ReLU(), fc2=nn.Linear(64, 10)
-            )
-        )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    for _ in range(epochs):
-        for rows in torch.randperm(len(X), generator=generator).split(batch):
-            optimizer.zero_grad()
-            F.cross_entropy(model(X[rows]), y[rows]).backward()
-            optimizer.step()
-    return model
+    train_network(
+        subject.network, named_data(subject.data), recipe,
+        folder=place / subject.folder, resume=True, tell=tell,
+    )  # fmt: skip
 
 
-@torch.no_grad()
-def evaluate(model: nn.Module, X: Tensor, y: Tensor) -> Fit:
-    """Mean loss and accuracy on ``(X, y)``."""
-    output = model(X)
-    accuracy = (output.argmax(1) == y).double().mean()
-    return Fit(loss=F.cross_entropy(output, y).item(), accuracy=accuracy.item())
-
-
-def measure(
-    A: LinearOperator,
+def _analyse(
+    subject: Subject,
+    place: Path,
+    seed: int,
+    plan: Plan,
     *,
-    name: str,
-    eigenvalues: int,
-    probes: int,
-    generator: torch.Generator,
-    progress: Callable[[Progress], None] | None = None,
-) -> Curvature:
-    """Eigenvalues of largest magnitude, trace and Frobenius norm, each from its own probes."""
-    seeds = [_random.child(generator) for _ in range(3)]
-    pairs = eigenpairs(
-        A, eigenvalues, which="magnitude", tol=1e-4, generator=seeds[0], progress=progress
+    tell: Callable[[str], None],
+    progress: Callable[[Progress], None] | None,
+) -> None:
+    folder = place / subject.folder
+    model, data = trained.load_run(folder), trained.load_run_data(folder)
+    few = data.train.per_class(plan.per_class)
+    analyse(
+        Problem(model, few, subject.loss),
+        folder / "analysis",
+        seed=seed,
+        test=Problem(model, data.test, subject.loss),
+        settings=plan.settings,
+        names={"model": subject.network, "data": f"{len(few):,} digits of {data.name}"},
+        tell=lambda stage: tell(f"{subject.network}: {stage}"),
+        progress=progress,
     )
-    tr = trace(A, probes=probes, method="xtrace", generator=seeds[1], progress=progress)
-    norm = frobenius(A, probes=probes, method="hutch++", generator=seeds[2], progress=progress)
-    return Curvature(
-        name=name,
-        eigenvalues=tuple(pairs.values.tolist()),
-        residuals=tuple(pairs.residuals.tolist()),
-        converged=bool(pairs.converged),
-        trace=Number(float(tr.value), float(tr.stderr)),
-        frobenius=Number(float(norm.value), float(norm.stderr)),
-        products=pairs.products + tr.products + norm.products,
+
+
+def _certify(plan: Plan, place: Path, seed: int, show: Show) -> None:
+    folder = place / plan.certified.folder
+    if (folder / "certificate.json").exists():
+        return
+    data, parts = trained.load_run_data(folder), folder / "certificate.parts"
+    found = certify(
+        trained.load_run(folder),
+        folder / "weights" / "initial.safetensors",
+        data.train,
+        generator=torch.Generator().manual_seed(derived(seed, "certificate")),
+        method=posterior_method("local", epochs=plan.epochs),
+        test=data.test,
+        slack=plan.slack,
+        checkpoint=parts,
+        progress=lambda p: show(p.done, p.total, f"{p.task}, {p.bound:.3f}"),
     )
+    found.save(folder / "certificate.json")
+    shutil.rmtree(parts, ignore_errors=True)

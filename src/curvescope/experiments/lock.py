@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from curvescope._checks import CurvescopeError
@@ -57,3 +57,34 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Make ``folder`` and hold it while the block runs; what no run has begun in is left as it was.
+
+    Raises:
+        CurvescopeError: If it cannot be made or written, or another process holds it.
+
+    >>> import tempfile
+    >>> root = Path(tempfile.mkdtemp())
+    >>> with held(root / "runs" / "first"):
+    ...     pass
+    >>> list(root.iterdir())
+    []
+    """
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        msg = f"{str(folder)!r}: cannot be made ({error.strerror}); name another folder with --out"
+        raise CurvescopeError(msg) from None
+    try:
+        with locked(folder):
+            yield
+    finally:
+        if not (folder / "config.json").exists():
+            with suppress(OSError):
+                (folder / ".lock").unlink(missing_ok=True)
+                for place in made:
+                    place.rmdir()  # one that is not empty stays

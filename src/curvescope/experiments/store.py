@@ -231,7 +231,23 @@ def open_for_work(path: io.PathLike, config: Mapping[str, Any]) -> Iterator[Open
     curvescope._checks.CurvescopeError: ...: holds a run with another configuration (seed is 0 there
     and 1 here); name another folder with --out, or remove this one
     """
-    place, wanted = Path(path), json.loads(json.dumps({"kind": KIND, "format": FORMAT, **config}))
+    with claimed(path, KIND, config) as place:
+        yield OpenRun(place)
+
+
+@contextmanager
+def claimed(path: io.PathLike, kind: str, config: Mapping[str, Any]) -> Iterator[Path]:
+    """A folder of one kind and configuration, for this process alone while the block runs.
+
+    Args:
+        path: A folder that is new, empty, or holds the same with the same configuration.
+        kind: What the folder holds, one word.
+        config: What decides the numbers, as it will look in JSON; it is written first.
+
+    Raises:
+        CurvescopeError: As for :func:`open_for_work`.
+    """
+    place, wanted = Path(path), json.loads(json.dumps({"kind": kind, "format": FORMAT, **config}))
     try:
         _refuse_foreign(place, wanted)
         place.mkdir(parents=True, exist_ok=True)
@@ -242,7 +258,7 @@ def open_for_work(path: io.PathLike, config: Mapping[str, Any]) -> Iterator[Open
         _refuse_foreign(place, wanted)  # another process may have been quicker
         if not (place / "config.json").exists():
             io.write_json(place / "config.json", wanted)
-        yield OpenRun(place)
+        yield place
 
 
 def _refuse_foreign(place: Path, wanted: dict[str, Any]) -> None:
@@ -252,7 +268,7 @@ def _refuse_foreign(place: Path, wanted: dict[str, Any]) -> None:
         msg = f"{where}: is a file; name a folder with --out"
         raise CurvescopeError(msg)
     if (place / "config.json").exists():
-        there = _config(where, io.read_json(place / "config.json"))
+        there = _known(where, io.read_json(place / "config.json"), wanted["kind"])
         different = differences(there, wanted)
         if different:
             more = f"; and {len(different) - 6} more" if len(different) > 6 else ""
@@ -266,14 +282,20 @@ def _refuse_foreign(place: Path, wanted: dict[str, Any]) -> None:
         raise CurvescopeError(msg)
 
 
-def _config(where: str, config: Any) -> dict[str, Any]:
-    """A configuration that this version understands."""
-    if not isinstance(config, dict) or config.get("kind") != KIND:
-        msg = f"{where}: holds no analysis, but something else with a config.json"
+def _known(where: str, config: Any, kind: str) -> dict[str, Any]:
+    """A configuration of this kind that this version understands."""
+    if not isinstance(config, dict) or config.get("kind") != kind:
+        msg = f"{where}: holds no {kind}, but something else with a config.json"
         raise CurvescopeError(msg)
     if config.get("format") != FORMAT:
         msg = f"{where}: has format {config.get('format')!r}, this version reads {FORMAT}; update"
         raise CurvescopeError(msg)
+    return config
+
+
+def _config(where: str, config: Any) -> dict[str, Any]:
+    """The configuration of an analysis, with stages that have plain names."""
+    config = _known(where, config, KIND)
     stages = config.get("stages")
     if not isinstance(stages, list) or not all(_plain(name) for name in stages):
         msg = f"{where}: config.json is damaged, its stages are {stages!r}"

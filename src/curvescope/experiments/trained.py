@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,9 @@ from torch import nn
 
 from curvescope import io
 from curvescope._checks import CurvescopeError
-from curvescope.data import Dataset, dataset
-from curvescope.data.normalise import KINDS, Kind
+from curvescope.data.normalise import KINDS
 from curvescope.experiments.load import Splits
+from curvescope.experiments.training import NamedData, named_data
 from curvescope.training.run import describe
 from curvescope.training.weights import load_network
 
@@ -44,13 +45,14 @@ def load_run(folder: Path) -> nn.Module:
 def load_run_data(folder: Path, *, root: Path | None = None, seed: int | None = None) -> Splits:
     """The data that a run was trained on, found by its name and recognised by its contents.
 
-    Which normalisation and which part of the set was used is found by trying; what is returned has
-    the digest that the run noted.
+    A run of ``curvescope train`` notes how the data was asked for. For others, the normalisation
+    and the part of the set are found by trying.
 
     Args:
         folder: The run.
         root: Where the data files lie.
-        seed: The seed of random labels, random sub-samples or mixtures, as in training.
+        seed: The seed of random labels, random sub-samples or mixtures, as in training; what the
+            run noted if none.
 
     Raises:
         CurvescopeError: If nothing under this name has the same contents.
@@ -60,13 +62,10 @@ def load_run_data(folder: Path, *, root: Path | None = None, seed: int | None = 
     if not noted.get("name"):
         msg = f"{where}: was trained on data without a name; name it with --data"
         raise CurvescopeError(msg)
-    name, samples = str(noted["name"]), int(noted["shapes"][0][0])
-    for kind in KINDS:
-        found = _attempt(name, samples, kind, root, seed)
-        if found is not None and describe(found, found.tensors)["sha256"] == noted["sha256"]:
-            size = len(found) // found.classes if name.startswith("gaussian-mixture") else None
-            test = dataset(name, root=root, split="test", per_class=size, seed=seed, normalise=kind)
-            return Splits(found, test, name)
+    name = str(noted["name"])
+    for found in _candidates(noted, name, root, seed):
+        if describe(found, found.tensors)["sha256"] == noted["sha256"]:
+            return Splits(found.train, found.test, name)
     msg = (
         f"{where}: the data found as {name!r} is not what it was trained on; give --root or "
         "--data-seed as in training, or name the data with --data"
@@ -74,18 +73,22 @@ def load_run_data(folder: Path, *, root: Path | None = None, seed: int | None = 
     raise CurvescopeError(msg)
 
 
-def _attempt(
-    name: str, samples: int, kind: Kind, root: Path | None, seed: int | None
-) -> Dataset | None:
-    """The whole set, or a balanced part of it, with so many samples."""
+def _candidates(
+    noted: dict[str, Any], name: str, root: Path | None, seed: int | None
+) -> Iterator[NamedData]:
+    """The data as it was asked for; where that is not noted, the whole set or a balanced part."""
+    if (asked := noted.get("asked")) is not None:
+        yield named_data(name, root=root, **{**asked, **({} if seed is None else {"seed": seed})})
+        return
+    samples = int(noted["shapes"][0][0])
     if name.startswith("gaussian-mixture"):
-        if kind != "none":
-            return None
         classes = int(name.partition("-C")[2].partition("-")[0])
-        return dataset(name, per_class=samples // classes, seed=seed)
-    whole = dataset(name, root=root, seed=seed, normalise=kind)
-    if len(whole) == samples:
-        return whole
-    if samples % whole.classes:
-        return None
-    return dataset(name, root=root, per_class=samples // whole.classes, seed=seed, normalise=kind)
+        yield named_data(name, per_class=samples // classes, seed=seed)
+        return
+    for kind in KINDS:
+        whole = named_data(name, root=root, normalise=kind, seed=seed)
+        if len(whole.train) == samples:
+            yield whole
+        elif samples % whole.train.classes == 0:
+            size = samples // whole.train.classes
+            yield named_data(name, root=root, normalise=kind, per_class=size, seed=seed)

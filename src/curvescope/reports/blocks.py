@@ -75,16 +75,24 @@ class Checks:
 
 
 @dataclass(frozen=True)
+class Links:
+    """Ways to other pages: the words, the address relative to this page, and a remark."""
+
+    list: Sequence[tuple[str, str, str]]
+    kind = "links"
+
+
+@dataclass(frozen=True)
 class Fold:
     """Blocks that can be folded away."""
 
     caption: str
-    blocks: Sequence[Table | Chart | Pair | Text]
+    blocks: Sequence[Table | Chart | Pair | Text | Checks]
     open: bool = False
     kind = "fold"
 
 
-Block = Table | Chart | Pair | Text | Checks | Fold
+Block = Table | Chart | Pair | Text | Checks | Links | Fold
 
 
 @dataclass(frozen=True)

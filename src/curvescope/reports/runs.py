@@ -49,9 +49,11 @@ def find_runs(root: Path) -> list[Found]:
     []
     """
     root = root.resolve()
-    if not root.is_dir() or not os.access(root, os.R_OK | os.X_OK):
-        msg = f"view {str(root)!r}: is not a folder that can be read"
-        raise CurvescopeError(msg)
+    try:
+        os.listdir(root)
+    except OSError as error:
+        msg = f"view {str(root)!r}: is not a folder that can be read ({error.strerror})"
+        raise CurvescopeError(msg) from None
     found = []
     for folder, below, files in os.walk(root, followlinks=False):
         place = Path(folder)

@@ -12,12 +12,16 @@ from curvescope._checks import CurvescopeError
 from curvescope.experiments.checks import Check
 from curvescope.experiments.stages.context import Context
 from curvescope.experiments.store import Outcome, Stage
+from curvescope.linearisation.extended import class_directions
+from curvescope.operators.gram import GramForm
 from curvescope.spectra.exact import ExactSpectrum
 from curvescope.structure.knockouts import class_dual
-from curvescope.structure.outliers import Attribution, Group, attribute_outliers
+from curvescope.structure.outliers import Attribution, Group, attribute_outliers, outliers_of
 
 _KEPT = 400
 """Eigenvalues with their shares that are kept."""
+_FEW = 4
+"""Outliers alone come from a Gram matrix of so many times the rows that all eigenvalues do."""
 PARTS = ("class", "cross", "within")
 
 
@@ -39,11 +43,14 @@ def compute(context: Context) -> Outcome:
 
 
 def _compute(context: Context) -> Outcome:
-    attribution = attribute_outliers(
-        context.problem,
-        limit=context.settings.class_rows,
-        generator=context.generator("attribution"),
-    )
+    problem, rows = context.problem, context.settings.class_rows
+    generator = context.generator("attribution")
+    size = GramForm(problem, class_directions).size
+    dual = class_dual(problem) if size <= _FEW * rows else None
+    if dual is None:
+        attribution = attribute_outliers(problem, limit=0, generator=generator)
+    else:
+        attribution = outliers_of(dual, generator=generator)
     values: dict[str, Any] = {
         "left out": None,
         "classes": attribution.classes,
@@ -56,8 +63,7 @@ def _compute(context: Context) -> Outcome:
         "shares": attribution.shares[:_KEPT].double(),
     }
     checks = [_shares(arrays["shares"])]
-    if attribution.exact:
-        dual = class_dual(context.problem)
+    if dual is not None and size <= rows:
         arrays["whole"] = _descending(dual.spectrum())
         for part in PARTS:
             arrays[f"without {part}"] = _descending(dual.knocked_out(part))

@@ -1,4 +1,7 @@
-"""The certificate that lies beside an analysis, if there is one: ``certificate.json``."""
+"""The certificate of a run, if there is one: ``certificate.json`` in its folder.
+
+``curvescope certify RUN`` writes it into the folder of the training, in which the analysis lies.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,11 @@ FILE = "certificate.json"
 
 def build(run: RunDirectory) -> Section | None:
     """The bound, what it is made of, and whether its arithmetic holds."""
-    if not (run.path / FILE).is_file():
+    places = (run.path / FILE, run.path.resolve().parent / FILE)
+    file = next((place for place in places if place.is_file()), None)
+    if file is None:
         return None
-    found = Certificate.load(run.path / FILE)
+    found = Certificate.load(file)
     blocks: list[Block] = [_numbers(found), Text(found.statement), _verification(found)]
     if len(found.history) > 1:
         blocks.append(_history(found))

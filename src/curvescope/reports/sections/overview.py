@@ -61,7 +61,10 @@ def _fits(fits: dict[str, Any]) -> Table:
 
 def number(estimate: Estimate[float]) -> str:
     """An estimate with the error that it has: residual for an end, standard error for a sum."""
-    return str(Number(estimate.value, max(estimate.stderr, estimate.bias)))
+    error = max(estimate.stderr, estimate.bias)
+    if 0 < error < 1e-5 * abs(estimate.value):  # more digits than anyone reads
+        return f"{short(estimate.value, 6)} ± {short(error, 1)}"
+    return str(Number(estimate.value, error))
 
 
 _ROWS: tuple[tuple[str, Callable[[CurvatureMeasures], Estimate[float]]], ...] = (
