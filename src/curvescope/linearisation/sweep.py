@@ -124,12 +124,18 @@ class Sweep:
 
     def footprint(self, *, second_order: bool = True) -> Footprint:
         """What keeping would take, measured on the first batch."""
+        return self._footprint(self._first(second_order=second_order))
+
+    def _first(self, *, second_order: bool) -> LinearisedBatch:
+        """The first batch."""
         batch = next(iter(self.problem.data))
         try:
-            first = self._linearise(batch, second_order=second_order)
+            return self._linearise(batch, second_order=second_order)
         except Untraceable as reason:
             self._give_up_tape(str(reason))
-            first = self._linearise(batch, second_order=second_order)
+            return self._linearise(batch, second_order=second_order)
+
+    def _footprint(self, first: LinearisedBatch) -> Footprint:
         return Footprint(
             self._bytes(first), self.problem.data.length, memory.free(self.problem.device)
         )
@@ -197,9 +203,8 @@ class Sweep:
         if how.keep is False:
             return self._stream(mix, space, rows, how.columns)
         if not self._has(second_order):
-            if not self._wants_to_keep(how.keep, second_order):
+            if not self._keep_all(how.keep, second_order):
                 return self._stream(mix, space, rows, how.columns)
-            self._keep_all(second_order)
         if how.cuda_graph:
             return self._replayed(mix, space, rows, how)
         with tuned_kernels(self.problem.device):
@@ -208,9 +213,9 @@ class Sweep:
     def _apply_kept(
         self, mix: Mix, space: ParamSpace, rows: Tensor, columns: int | None
     ) -> tuple[Tensor, int]:
-        total = torch.zeros_like(rows)
-        for batch in self._kept:
-            self._accumulate(batch, mix, space, rows, total, columns)
+        total = torch.empty_like(rows)
+        for i, batch in enumerate(self._kept):
+            self._accumulate(batch, mix, space, rows, total, columns, write=i == 0)
         return total, sum(batch.count for batch in self._kept)
 
     def _replayed(
@@ -230,30 +235,34 @@ class Sweep:
     def _has(self, second_order: bool) -> bool:
         return bool(self._kept) and (self._kept_second_order or not second_order)
 
-    def _wants_to_keep(self, keep: str | bool, second_order: bool) -> bool:
+    def _keep_all(self, keep: str | bool, second_order: bool) -> bool:
+        """Keep all batches linearised if that is wanted and they fit."""
         if keep == "auto" and self._products == 0:
             return False
-        footprint = self.footprint(second_order=second_order)
+        first = self._first(second_order=second_order)
+        footprint = self._footprint(first)
         total = footprint.total_bytes
-        fits = total is not None and total <= SHARE * footprint.free_bytes
-        if fits:
-            log.info("keeping the linearisation: %s", footprint)
-        elif keep is True:
-            msg = (
-                "keep=True: the linearisation does not fit into half of the free memory "
-                f"({footprint}); use keep=False or less data"
-            )
-            raise CurvescopeError(msg)
-        else:
+        if total is None or total > SHARE * footprint.free_bytes:
+            if keep is True:
+                msg = (
+                    "keep=True: the linearisation does not fit into half of the free memory "
+                    f"({footprint}); use keep=False or less data"
+                )
+                raise CurvescopeError(msg)
             log.info("streaming, the linearisation does not fit: %s", footprint)
-        return fits
-
-    def _keep_all(self, second_order: bool) -> None:
+            return False
+        log.info("keeping the linearisation: %s", footprint)
         self.release()
-        self._kept = [
-            self._linearise(batch, second_order=second_order) for batch in self.problem.batches()
-        ]
+        if footprint.batches == 1:
+            self._kept = [first]
+        else:
+            del first
+            self._kept = [
+                self._linearise(batch, second_order=second_order)
+                for batch in self.problem.batches()
+            ]
         self._kept_second_order = second_order
+        return True
 
     def _stream(
         self, mix: Mix, space: ParamSpace, rows: Tensor, columns: int | None
@@ -292,15 +301,15 @@ class Sweep:
 
     def _accumulate(
         self, batch: LinearisedBatch, mix: Mix, space: ParamSpace, rows: Tensor, total: Tensor,
-        columns: int | None,
+        columns: int | None, *, write: bool = False,
     ) -> None:  # fmt: skip
-        """Add one batch's products, in chunks of columns."""
+        """Add one batch's products, in chunks of columns, or ``write`` them over what is there."""
         size = columns or (1 if rows.shape[0] == 1 else self._chunk(batch, mix, space))
         for start in range(0, rows.shape[0], size):
             piece = slice(start, start + size)
             with explain_failure(self.problem, None):
                 result = batch.product(mix, space.columns(rows[piece]))
-            _add(total[piece], space, result)
+            _add(total[piece], space, result, write=write)
 
     def _chunk(self, batch: LinearisedBatch, mix: Mix, space: ParamSpace) -> int:
         """Columns at once: as many as pay, within the memory that is free."""
@@ -327,7 +336,15 @@ class Sweep:
 _NOTHING = "Problem(data): no target counts (all are ignored)"
 
 
-def _add(total: Tensor, space: ParamSpace, result: Columns) -> None:
+def _add(total: Tensor, space: ParamSpace, result: Columns, *, write: bool = False) -> None:
+    if write:
+        for name in space.names:
+            target = total[:, space.slice(name)]
+            if name in result:
+                target.copy_(result[name].reshape(target.shape))
+            else:
+                target.zero_()
+        return
     for name, piece in result.items():
         target = total[:, space.slice(name)]
         target.add_(piece.reshape(target.shape))
