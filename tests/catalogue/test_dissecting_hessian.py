@@ -189,3 +189,18 @@ def test_symmetric_inputs() -> None:
     unit = families.scaled(settings(), "mnist-6k", "unit")
     assert (float(data.X.min()), float(data.X.max())) == (-1.0, 1.0)
     torch.testing.assert_close(data.normalisation.undo(data.X), unit.X)
+
+
+def test_training_learns_and_is_not_repeated() -> None:
+    found = outcome("training")
+    (picture,) = found.pictures
+    losses = [curve for curve in picture.panels[0].curves if curve.colour == 0]
+    assert len(losses) == 2
+    assert all(curve.y[-1] < curve.y[0] for curve in losses)
+    assert all(0.1 <= row.ours <= 1 for row in found.rows if row.what.startswith("F-200^2"))
+    folders = sorted((settings().work / "training").glob("F-24*"))
+    before = [(folder / "weights" / "final.safetensors").stat().st_mtime_ns for folder in folders]
+    assert NAMES["training"].run(settings()) == found
+    after = [(folder / "weights" / "final.safetensors").stat().st_mtime_ns for folder in folders]
+    assert before == after
+    assert len(before) == 2

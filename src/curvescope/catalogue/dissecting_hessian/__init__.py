@@ -9,10 +9,12 @@ from curvescope.catalogue.dissecting_hessian import (
     overlap_mnist,
     random_two_layer,
     table_9,
+    training,
 )
 from curvescope.catalogue.entry import Entry
 
 ENTRIES: tuple[Entry, ...] = (
+    training.ENTRY,
     overlap_mnist.ENTRY,
     *overlap_cifar.ENTRIES,
     batch_norm.ENTRY,
