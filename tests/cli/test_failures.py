@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,9 @@ def place() -> Iterator[Path]:
     root.chmod(0o755)
     (root / "own_failing.py").write_text(OWN)
     recipe = Recipe(seed=0, epochs=2, lr=0.1, loss="binary_logistic")
-    train_network("T-4", named_data("digits-2", per_class=9), recipe, folder=root / "run")
+    data = named_data("digits-2", per_class=9)
+    train_network("T-4", data, recipe, folder=root / "run")
+    train_network("T-4", data, replace(recipe, weight_decay=0.01), folder=root / "decayed")
     yield root
     shutil.rmtree(root)
 
@@ -77,11 +80,13 @@ def command(name: str, out: Path) -> list[str]:
             *("--steps", 12, "--probes", 4, "--no-figures"),
         ],
         "certify": ["run", "--epochs", 2, "--slack", 0.05, "--out", out / "certificate.json"],
+        "reproduce": ["dissecting-hessian/random-two-layer", "--out", out],
+        "compare": ["run", "decayed", "--out", out],
     }[name]
     return [name, *map(str, arguments), "--quiet"]
 
 
-WRITING = ("demo", "train", "analyse", "certify")
+WRITING = ("demo", "train", "analyse", "certify", "reproduce", "compare")
 
 
 def sentence(capsys: pytest.CaptureFixture[str]) -> str:
