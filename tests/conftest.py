@@ -1,7 +1,12 @@
 """What every test relies on: reproducible numbers and a GPU mark that skips by itself."""
 
+import signal
+
 import pytest
 import torch
+
+# A shell starts background jobs with ctrl-C ignored, and so would all processes of the tests.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
