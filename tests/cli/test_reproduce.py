@@ -38,7 +38,10 @@ def toy(settings: Settings) -> Outcome:
         Panel(title="heat", image=Image.of(torch.eye(3))),
         Panel(title="steps", curves=(Curve.of("s", [0, 1], [0, 1], kind="steps"),)),
     )
-    rows = (Row("two", 2.0, paper=2.1, low=1.9, high=2.2), Row("three", 3.0, high=2.0))
+    rows = (
+        Row("two", 2.0, paper=2.1, low=1.9, high=2.2),
+        Row("E[x]", 3.0, high=2.0, note="[ours]"),
+    )
     return Outcome(rows, (Picture("toy", "A picture.", panels),), {"n": 3}, ("A note.",))
 
 
@@ -65,13 +68,14 @@ def test_an_entry_is_computed_once_and_leaves_page_and_pictures(
     assert app.run(arguments) == 0
     printed = capsys.readouterr().out
     assert "as in the paper" in printed
-    assert "differs" in printed
+    assert "differs; [ours]" in printed
+    assert "E[x]" in printed
     place = tmp_path / "toys" / "toy"
     names = sorted(file.name for file in place.iterdir())
     assert names == ["README.md", "outcome.json", "toy.png", "toy.svg"]
     page = (place / "README.md").read_text()
     assert "| two | 2.1 (1.9 … 2.2) | **2** | yes |" in page
-    assert "| three | ≤ 2 | **3** | **no** |" in page
+    assert "| E[x] | ≤ 2 | **3** | **no**; [ours] |" in page
     assert "1 of 2 as in the paper" in (tmp_path / "INDEX.md").read_text()
     assert app.run(arguments) == 0
     assert len(CALLS) == 1

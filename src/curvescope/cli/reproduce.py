@@ -9,6 +9,7 @@ from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from curvescope._checks import CurvescopeError, one_of
@@ -108,14 +109,14 @@ def _one(
 
 
 def _show(record: Record, out: Path, console: Console) -> None:
-    console.print(f"[bold]{record.entry}[/bold]: {record.source}. {record.shows}")
+    console.print(f"[bold]{record.entry}[/bold]: {escape(f'{record.source}. {record.shows}')}")
     table = Table()
     for title, justify in (("", "left"), ("paper", "right"), ("ours", "right"), ("", "left")):
         table.add_column(title, justify=cast(Any, justify))
     for row in record.outcome.rows:
         verdict = {True: "[green]as in the paper[/green]", False: "[red]differs[/red]", None: ""}
-        words = " ".join(part for part in (verdict[row.agrees], row.note) if part)
-        table.add_row(row.what, published(row), f"{row.ours:.4g}", words)
+        words = "; ".join(part for part in (verdict[row.agrees], escape(row.note)) if part)
+        table.add_row(escape(row.what), published(row), f"{row.ours:.4g}", words)
     console.print(table)
     for note in record.outcome.notes:
         console.print(f"- {note}", markup=False)
@@ -148,7 +149,7 @@ def _list(out: Path, console: Console, *, as_json: bool) -> None:
         typer.echo(json.dumps(described, indent=2))
         return
     for entry, record in listed:
-        console.print(f"[bold]{entry.name}[/bold]  {entry.source}")
+        console.print(f"[bold]{entry.name}[/bold]  {escape(entry.source)}")
         console.print(f"  {entry.shows}", markup=False)
         for scale, cost in entry.cost.items():
             console.print(f"  {scale:<5}  {cost}", markup=False)

@@ -10,11 +10,13 @@ from curvescope.catalogue.dissecting_hessian import (
     random_two_layer,
     table_9,
     training,
+    trajectory,
 )
 from curvescope.catalogue.entry import Entry
 
 ENTRIES: tuple[Entry, ...] = (
     training.ENTRY,
+    trajectory.ENTRY,
     overlap_mnist.ENTRY,
     *overlap_cifar.ENTRIES,
     batch_norm.ENTRY,
