@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -18,7 +16,7 @@ from curvescope import io
 from curvescope.catalogue.dissecting_hessian import ENTRIES, families, layer_study
 from curvescope.catalogue.dissecting_hessian.batch_norm import after_pooling
 from curvescope.catalogue.entry import Outcome, Row, Settings
-from curvescope.catalogue.pictures import Picture
+from tests.catalogue.soundness import assert_sound
 
 OTHERS = {"table-9"}  # has tests of its own
 NAMES = {entry.name.split("/")[1]: entry for entry in ENTRIES}
@@ -50,13 +48,7 @@ def test_an_outcome_is_finite_and_can_be_saved(name: str) -> None:
         pytest.importorskip("sklearn")
     found = outcome(name)
     assert NAMES[name].scales == ("smoke", "small", "paper")
-    assert found.rows
-    assert all(math.isfinite(row.ours) for row in found.rows)
-    assert len({row.what for row in found.rows}) == len(found.rows)
-    again = json.loads(json.dumps(asdict(found)))
-    for picture, saved in zip(found.pictures, again["pictures"], strict=True):
-        assert Picture.from_json(saved) == picture
-        assert all(curve.y for panel in picture.panels for curve in panel.curves)
+    assert_sound(found)
     assert all(note.endswith(".") for note in found.notes)
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -18,10 +15,10 @@ from curvescope import io
 from curvescope.catalogue.entry import Entry, Outcome, Settings
 from curvescope.catalogue.flatness import ENTRIES, solutions
 from curvescope.catalogue.flatness.regression import regressions
-from curvescope.catalogue.pictures import Picture
 from curvescope.networks import network
 from curvescope.sharpness import SharpnessReport
 from curvescope.training import train
+from tests.catalogue.soundness import assert_sound
 
 NAMES = {entry.name.split("/")[1]: entry for entry in ENTRIES}
 
@@ -45,13 +42,7 @@ def row(name: str, what: str) -> float:
 def test_an_outcome_is_finite_and_can_be_saved(entry: Entry) -> None:
     found = outcome(entry.name.split("/")[1])
     assert entry.scales == ("smoke", "small", "paper")
-    assert found.rows
-    assert all(math.isfinite(row.ours) for row in found.rows)
-    assert len({row.what for row in found.rows}) == len(found.rows)
-    again = json.loads(json.dumps(asdict(found)))
-    for picture, saved in zip(found.pictures, again["pictures"], strict=True):
-        assert Picture.from_json(saved) == picture
-        assert all(curve.y for panel in picture.panels for curve in panel.curves)
+    assert_sound(found)
     assert all(note.endswith((".", ")")) for note in found.notes)
 
 

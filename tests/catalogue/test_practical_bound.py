@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -12,8 +10,8 @@ from tempfile import mkdtemp
 import pytest
 
 from curvescope.catalogue.entry import Entry, Outcome, Settings
-from curvescope.catalogue.pictures import Picture
 from curvescope.catalogue.practical_bound import ENTRIES
+from tests.catalogue.soundness import assert_sound
 
 NAMES = {entry.name.split("/")[1]: entry for entry in ENTRIES}
 
@@ -27,12 +25,7 @@ def outcome(name: str) -> Outcome:
 def test_an_outcome_is_finite_and_can_be_saved(entry: Entry) -> None:
     found = outcome(entry.name.split("/")[1])
     assert entry.scales == ("smoke", "small", "paper")
-    assert found.rows
-    assert all(math.isfinite(row.ours) for row in found.rows)
-    again = json.loads(json.dumps(asdict(found)))
-    for picture, saved in zip(found.pictures, again["pictures"], strict=True):
-        assert Picture.from_json(saved) == picture
-        assert all(curve.y for panel in picture.panels for curve in panel.curves)
+    assert_sound(found)
 
 
 def test_the_trace_survives_and_the_squares_do_not() -> None:

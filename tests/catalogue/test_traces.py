@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from curvescope.catalogue.entry import Outcome, Row, Settings
-from curvescope.catalogue.pictures import Picture
 from curvescope.catalogue.traces import ENTRIES, subjects
 from curvescope.catalogue.traces.tails import power_law
 from curvescope.spectra.exact import ExactSpectrum
+from tests.catalogue.soundness import assert_sound
 
 NAMES = {entry.name: entry for entry in ENTRIES}
 Run = Callable[[str], Outcome]
@@ -43,16 +43,8 @@ def value(found: Outcome, what: str) -> float:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_entry_gives_finite_rows_and_drawable_pictures(name: str, outcome: Run) -> None:
     found = outcome(name)
-    assert found.rows
-    assert found.notes
-    assert len({row.what for row in found.rows}) == len(found.rows)
-    assert all(math.isfinite(row.ours) for row in found.rows)
-    assert len({picture.name for picture in found.pictures}) == len(found.pictures) > 0
-    for picture in found.pictures:
-        assert Picture.from_json(picture.to_json()) == picture
-        for panel in picture.panels:
-            assert any(curve.y for curve in panel.curves)
-            assert all(math.isfinite(y) for curve in panel.curves for y in curve.y)
+    assert found.pictures
+    assert_sound(found)
 
 
 def test_the_parts_of_g_add_up(outcome: Run) -> None:

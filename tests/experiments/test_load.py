@@ -123,7 +123,7 @@ def test_arrays(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_arrays_are_one_sentence(tmp_path: Path, arrays, words: str) -> None:
-    np.savez(tmp_path / "a.npz", **arrays, allow_pickle=True)
+    np.savez(tmp_path / "a.npz", **arrays)
     with pytest.raises(CurvescopeError, match=words):
         load.load_data(str(tmp_path / "a.npz"))
 

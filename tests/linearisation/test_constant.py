@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from curvescope.linearisation import constant
 from curvescope.linearisation.batch import TapeBatch
-from curvescope.linearisation.rules import constant
-from curvescope.linearisation.rules.constant import smaller
+from curvescope.linearisation.constant import smaller
 from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.operators.hessian import Hessian
 from curvescope.problem import Problem

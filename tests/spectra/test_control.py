@@ -229,7 +229,7 @@ def test_foreign_and_broken_checkpoints_are_refused(tmp_path: Path) -> None:
     path.write_bytes(b"not a state")
     with pytest.raises(CurvescopeError, match="cannot be read"):
         lanczos(MATRIX, 20, generator=seeded(), checkpoint=path)
-    np.savez(path, identity=np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    np.savez(path, identity=np.array([{"a": 1}], dtype=object))
     with pytest.raises(CurvescopeError, match="cannot be read"):
         lanczos(MATRIX, 20, generator=seeded(), checkpoint=path)
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-WORTH = 0.95  # the share of numbers that must remain at most for the change to be made
-ALIGN = 16  # inputs are filled up with zeros to a multiple of this, which matrix products like
+from curvescope.linearisation.constant import WORTH, Lines
 
 
 @dataclass(frozen=True)
@@ -29,46 +28,22 @@ Pair = tuple[Tensor | None, Tensor | None]  # weight [c m, n] and bias [c m], wh
 
 
 @dataclass(frozen=True)
-class Constant:
-    """Indices of the inputs that vary and of those that do not, with the values of these."""
-
-    varying: Tensor
-    fixed: Tensor
-    values: Tensor
-    place: Tensor  # of every input among those that are kept, the one of the constants last
-    factor: Tensor  # of every input: its constant value, or 1
-
-    @classmethod
-    def of(cls, varies: Tensor, first: Tensor) -> Constant:
-        """From a mask of the inputs and the values of all in the first sample."""
-        varying, fixed = varies.nonzero()[:, 0], (~varies).nonzero()[:, 0]
-        place = torch.full_like(varies, len(varying), dtype=torch.int64)
-        place[varying] = torch.arange(len(varying), device=varies.device)
-        factor = torch.where(varies, 1.0, first)
-        return cls(varying, fixed, first[fixed], place, factor)
-
-
-@dataclass(frozen=True)
 class Squeeze:
     """A layer of ``m`` outputs and ``n`` inputs, and which of them are kept (None: all)."""
 
     m: int
     n: int
     outputs: Tensor | None = None  # indices
-    constant: Constant | None = None
+    constant: Lines | None = None
 
     @classmethod
     def of(cls, errors: Tensor, inputs: Tensor) -> Squeeze:
         """What can be left out of errors ``[B, K, T, m]`` and inputs ``[B, T, n]``."""
         m, n = errors.shape[3], inputs.shape[2]
         outputs = (errors != 0).flatten(0, 2).any(0)
-        first = inputs[0, 0]
-        varies = (inputs != first).flatten(0, 1).any(0)
         kept = outputs if outputs.sum() <= WORTH * m and bool(outputs.any()) else None
         index = None if kept is None else kept.nonzero()[:, 0]
-        if _aligned(int(varies.sum()) + 1) > WORTH * n:
-            return cls(m, n, index)
-        return cls(m, n, index, Constant.of(varies, first))
+        return cls(m, n, index, Lines.of(inputs.flatten(0, 1)))
 
     def errors(self, e: Tensor) -> Tensor:
         """The errors that are kept."""
@@ -76,20 +51,13 @@ class Squeeze:
 
     def inputs(self, x: Tensor) -> Tensor:
         """The inputs that are kept, and a 1 for those that are not."""
-        if self.constant is None:
-            return x
-        return self._wide(x[..., self.constant.varying], x.new_ones(*x.shape[:-1], 1))
-
-    def _wide(self, varying: Tensor, one: Tensor) -> Tensor:
-        """The two side by side, filled up with zeros."""
-        both = torch.cat([varying, one], -1)
-        return torch.nn.functional.pad(both, (0, self.shape[1] - both.shape[-1]))
+        return x if self.constant is None else self.constant.without(x, -1)
 
     @property
     def shape(self) -> tuple[int, int]:
         """``(m, n)`` of what is kept."""
         m = self.m if self.outputs is None else len(self.outputs)
-        n = self.n if self.constant is None else _aligned(len(self.constant.varying) + 1)
+        n = self.n if self.constant is None else self.constant.size
         return m, n
 
     def enter(self, rows: Tensor, part: Part) -> Pair:
@@ -101,8 +69,7 @@ class Squeeze:
             weight = weight[:, self.outputs] if part.weight else weight
             bias = bias[:, self.outputs] if part.bias else bias
         if self.constant is not None and part.weight:
-            fixed = weight[..., self.constant.fixed] @ self.constant.values
-            weight = self._wide(weight[..., self.constant.varying], fixed[..., None])
+            weight = self.constant.gather(weight, -1)
         return (
             weight.reshape(-1, self.shape[1]) if part.weight else None,
             bias.reshape(-1) if part.bias else None,
@@ -122,7 +89,7 @@ class Squeeze:
         if weight is not None:
             weight = weight.view(count, m, n)
             if self.constant is not None:
-                weight = weight.index_select(2, self.constant.place).mul_(self.constant.factor)
+                weight = self.constant.spread(weight, -1)
             pieces.append(self._tall(weight).flatten(1))
         if bias is not None:
             pieces.append(self._tall(bias.view(count, m)))
@@ -156,7 +123,3 @@ class Squeeze:
         tall = t.new_zeros(len(t), self.m, *t.shape[2:])
         tall[:, self.outputs] = t
         return tall
-
-
-def _aligned(n: int) -> int:
-    return -(-n // ALIGN) * ALIGN

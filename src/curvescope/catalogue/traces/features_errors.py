@@ -158,7 +158,8 @@ def _measures(data: str, layers: list[LayerStatistics]) -> Picture:
             values = [float(getattr(getattr(layer, what), of)) for layer in layers]
             # Where nothing is left as a bulk, as for the last layer's errors, there is no ratio.
             kept = [(i + 1, v) for i, v in enumerate(values) if 0 < v < _ABSURD]
-            curves.append(Curve.of(what, [i for i, _ in kept], [v for _, v in kept]))
+            if kept:
+                curves.append(Curve.of(what, [i for i, _ in kept], [v for _, v in kept]))
         panels.append(Panel(title=title, xlabel="layer", curves=tuple(curves), yscale="log"))
     caption = f"{data}: separation and whitening of class means, layer by layer (sec. 7.6, 7.9)."
     return Picture(f"{data}-measures", caption, tuple(panels))
@@ -179,7 +180,8 @@ def _scatter(title: str, x: Tensor, y: Tensor, C: int, most: int) -> Panel:
         Curve.of("others", x[thin], y[thin], kind="points", colour=1),
         Curve.of("", ends, ends, colour=6),
     )
-    return Panel(title=title, xlabel="knocked out", ylabel="whole", curves=curves,
+    return Panel(title=title, xlabel="knocked out", ylabel="whole",
+                 curves=tuple(curve for curve in curves if curve.y),
                  xscale="log", yscale="log")  # fmt: skip
 
 

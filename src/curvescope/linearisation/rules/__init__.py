@@ -13,8 +13,8 @@ differentiation of the operation itself, so that the list below is about speed, 
 """
 
 # Importing a file of rules registers them.
+from curvescope.linearisation.constant import Known
 from curvescope.linearisation.rules import convolution, pointwise, products, shapes
-from curvescope.linearisation.rules.constant import Known
 from curvescope.linearisation.rules.generic import linear_step
 from curvescope.linearisation.rules.step import Call, LinearStep, Outputs, Untraceable, flatten
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from curvescope.linearisation.rules.constant import Known, Smaller, smaller
+from curvescope.linearisation.constant import Known, Smaller, smaller
 from curvescope.linearisation.rules.generic import generic
 from curvescope.linearisation.rules.step import Call, LinearStep, Outputs, lift, rule
 

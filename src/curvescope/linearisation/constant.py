@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_WORTH = 0.95  # the share of lines that must remain at most for the change to be made
+WORTH = 0.95  # the share of lines that must remain at most for the change to be made
 _ALIGN = 16  # lines are filled up with zeros to a multiple of this, which matrix products like
 _LOOK = 8  # lines that are compared before the whole matrix is
 
@@ -29,33 +29,54 @@ class Lines:
     fixed: Tensor  # indices
     values: Tensor  # [fixed]
     zero: bool  # whether all values are 0
-    size: int  # lines of the smaller matrix
+    place: Tensor  # of every line among those that are kept, the one of the constants last
+    factor: Tensor  # of every line: its constant value, or 1
+
+    @classmethod
+    def of(cls, matrix: Tensor) -> Lines | None:
+        """The columns of ``[L, n]``; None if leaving the constant ones out would save little."""
+        low, high = matrix.aminmax(dim=0)
+        varies = low != high  # a NaN varies
+        if aligned(int(varies.sum()) + 1) > WORTH * matrix.shape[1]:
+            return None
+        varying, fixed = varies.nonzero()[:, 0], (~varies).nonzero()[:, 0]
+        place = torch.full_like(varies, len(varying), dtype=torch.int64)
+        place[varying] = torch.arange(len(varying), device=varies.device)
+        values = low[fixed]
+        factor = torch.where(varies, 1.0, low)
+        return cls(varying, fixed, values, not bool(values.any()), place, factor)
+
+    @property
+    def size(self) -> int:
+        """How many lines the smaller matrix has."""
+        return aligned(len(self.varying) + 1)
+
+    def without(self, matrix: Tensor, dim: int) -> Tensor:
+        """``(x', 1, 0)``: the varying lines, a line of ones, and zeros to fill up."""
+        kept = self._room(matrix, dim)
+        kept.narrow(dim, 0, len(self.varying)).copy_(matrix.index_select(dim, self.varying))
+        kept.select(dim, len(self.varying)).fill_(1.0)
+        return kept
 
     def gather(self, t: Tensor, dim: int) -> Tensor:
         """``(t', cᵀ t_c, 0)`` along ``dim``, -1 or -2."""
-        shape = list(t.shape)
-        shape[dim] = self.size
-        out = t.new_zeros(shape)
-        count = len(self.varying)
-        out.narrow(dim, 0, count).copy_(t.index_select(dim, self.varying))
+        out = self._room(t, dim)
+        out.narrow(dim, 0, len(self.varying)).copy_(t.index_select(dim, self.varying))
         if not self.zero:
             rest = t.index_select(dim, self.fixed)
             total = self.values @ rest if dim == -2 else rest @ self.values
-            out.select(dim, count).copy_(total)
+            out.select(dim, len(self.varying)).copy_(total)
         return out
 
     def spread(self, t: Tensor, dim: int) -> Tensor:
         """The results of all lines from those of the smaller matrix, along ``dim``, -1 or -2."""
-        count = len(self.varying)
-        shape = list(t.shape)
-        shape[dim] = count + len(self.fixed)
-        out = t.new_zeros(shape)
-        out.index_copy_(dim, self.varying, t.narrow(dim, 0, count))
-        if not self.zero:
-            last = t.narrow(dim, count, 1)
-            values = self.values[:, None] if dim == -2 else self.values
-            out.index_copy_(dim, self.fixed, last * values)
-        return out
+        factor = self.factor[:, None] if dim == -2 else self.factor
+        return t.index_select(dim, self.place).mul_(factor)
+
+    def _room(self, like: Tensor, dim: int) -> Tensor:
+        shape = list(like.shape)
+        shape[dim] = self.size
+        return like.new_zeros(shape)
 
 
 @dataclass(frozen=True)
@@ -90,26 +111,20 @@ def smaller(matrix: Tensor | None, known: Known) -> Smaller | None:
 
 
 def _without(matrix: Tensor, axis: int) -> Smaller | None:
-    count, across = matrix.shape[axis], matrix.shape[1 - axis]
-    if across < 2 or _aligned(1) > _WORTH * count:
+    columns = matrix if axis == 1 else matrix.T
+    if len(columns) < 2:
         return None
-    few = matrix.narrow(1 - axis, 0, min(_LOOK, across))
-    if _aligned(int((few.amax(1 - axis) != few.amin(1 - axis)).sum()) + 1) > _WORTH * count:
+    low, high = columns[:_LOOK].aminmax(dim=0)
+    if aligned(int((low != high).sum()) + 1) > WORTH * columns.shape[1]:
         return None
-    low, high = matrix.aminmax(dim=1 - axis)
-    varies = low != high  # a NaN varies
-    if _aligned(int(varies.sum()) + 1) > _WORTH * count:
-        return None
-    varying, fixed = varies.nonzero()[:, 0], (~varies).nonzero()[:, 0]
-    values = low[fixed]
-    size = _aligned(len(varying) + 1)
-    shape = list(matrix.shape)
-    shape[axis] = size
-    kept = matrix.new_zeros(shape)
-    kept.narrow(axis, 0, len(varying)).copy_(matrix.index_select(axis, varying))
-    kept.select(axis, len(varying)).fill_(1.0)
-    return Smaller(kept, axis, Lines(varying, fixed, values, not bool(values.any()), size))
+    lines = Lines.of(columns)
+    return None if lines is None else Smaller(lines.without(matrix, axis), axis, lines)
 
 
-def _aligned(count: int) -> int:
+def aligned(count: int) -> int:
+    """The next multiple of what matrix products like.
+
+    >>> aligned(17)
+    32
+    """
     return -(-count // _ALIGN) * _ALIGN
