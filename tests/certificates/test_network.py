@@ -238,12 +238,14 @@ def test_errors_margins_and_surrogates() -> None:
     assert error_rate(nan[:, :1], torch.tensor([0])).tolist() == [1.0]
     # The logistic surrogate bounds the error; the sigmoid tends to it.
     assert surrogate(z, y, kind="logistic", temperature=1.0) >= error_rate(z, y).mean()
+    entropy = surrogate(z, y, kind="cross_entropy", temperature=1.0)
+    torch.testing.assert_close(entropy, torch.nn.functional.cross_entropy(z, y))
     cold = surrogate(z, y, kind="sigmoid", temperature=1e-3)
     torch.testing.assert_close(cold, error_rate(z, y).mean())
     one = torch.tensor([[1.0], [-2.0]])
     two = torch.cat([torch.zeros(2, 1), one], 1)  # the same as a softmax over two outputs
     labels = torch.tensor([1, 1])
-    for kind in ("logistic", "sigmoid"):
+    for kind in ("cross_entropy", "logistic", "sigmoid"):
         torch.testing.assert_close(
             surrogate(one, labels, kind=kind, temperature=2.0),
             surrogate(two, labels, kind=kind, temperature=2.0),

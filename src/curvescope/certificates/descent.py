@@ -124,8 +124,8 @@ class Descent:
     def _loss(self, output: Tensor, y: Tensor) -> Tensor:
         if self._smoothed:
             return surrogate(output, y, kind="sigmoid", temperature=self.temperature)
-        if self.method.surrogate == "logistic":
-            return surrogate(output, y, kind="logistic", temperature=1.0)
+        if self.method.surrogate != "error":
+            return surrogate(output, y, kind=self.method.surrogate, temperature=1.0)
         return self.network.expected_error(output, y)
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -40,9 +42,10 @@ def margins(output: Tensor, target: Tensor) -> Tensor:
 def surrogate(output: Tensor, target: Tensor, *, kind: str, temperature: float | Tensor) -> Tensor:
     """A differentiable stand-in for the error, averaged over the batch.
 
-    ``"logistic"``: cross-entropy divided by log 2, an upper bound of the error (Dziugaite & Roy
-    2017). ``"sigmoid"``: ``1 − softmax(z/T)_y``, which tends to the error itself as the
-    temperature T falls; the posterior's own noise smooths what is left.
+    ``"cross_entropy"``: the training loss itself, as DH alg. 1 has it. ``"logistic"``: that divided
+    by log 2, an upper bound of the error (Dziugaite & Roy 2017). ``"sigmoid"``:
+    ``1 − softmax(z/T)_y``, which tends to the error itself as the temperature T falls; the
+    posterior's own noise smooths what is left.
 
     >>> z, y = torch.tensor([[0.0]]), torch.tensor([1])
     >>> surrogate(z, y, kind="logistic", temperature=1.0).item()
@@ -50,12 +53,11 @@ def surrogate(output: Tensor, target: Tensor, *, kind: str, temperature: float |
     >>> surrogate(z, y, kind="sigmoid", temperature=0.5).item()
     0.5
     """
-    if output.ndim == 1 or output.shape[1] == 1:
-        margin = output.reshape(-1) * (2 * target - 1)
-        if kind == "logistic":
-            return F.softplus(-margin).mean() / 0.6931471805599453
-        return torch.sigmoid(-margin / temperature).mean()
-    if kind == "logistic":
-        return F.cross_entropy(output, target) / 0.6931471805599453
-    picked = torch.softmax(output / temperature, 1).gather(1, target[:, None])
-    return 1 - picked.mean()
+    binary = output.ndim == 1 or output.shape[1] == 1
+    margin = output.reshape(-1) * (2 * target - 1) if binary else output
+    if kind == "sigmoid":
+        if binary:
+            return torch.sigmoid(-margin / temperature).mean()
+        return 1 - torch.softmax(output / temperature, 1).gather(1, target[:, None]).mean()
+    entropy = F.softplus(-margin).mean() if binary else F.cross_entropy(output, target)
+    return entropy / math.log(2) if kind == "logistic" else entropy

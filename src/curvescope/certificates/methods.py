@@ -9,8 +9,9 @@
 ``"local"``     ours: the same family of posteriors, optimised better (see below)
 =============== ==================================================================================
 
-DH's methods minimise ``ě(Q) + √(B_RE/2)`` by RMSprop with one draw of the weights per step.
-``"local"`` differs in six ways: each example has noise of its own (local reparametrisation); the
+DH's methods minimise ``L(Q) + √(B_RE/2)`` by RMSprop with one draw of the weights per step; L is
+the training loss (alg. 1, line 5), where eq. 63 has ě, its upper bound of the error. ``"local"``
+differs in six ways: each example has noise of its own (local reparametrisation); the
 objective is the kl-inverse itself, through its exact derivatives; the error is not replaced by a
 convex upper bound, but for two classes integrated over the last layer's noise, for more smoothed by
 a softmax; each layer has its own prior variance, at its closed-form optimum in every step;
@@ -27,6 +28,7 @@ from math import cos, pi
 from curvescope._checks import CurvescopeError, finite_float, one_of, positive_int
 from curvescope.certificates.bound import FORMS, PriorGrid
 
+SURROGATES = ("cross_entropy", "logistic", "sigmoid", "error")
 _LARGEST_STEP = 0.2  # of the natural gradient, on tiny data
 
 
@@ -43,9 +45,10 @@ class Method:
         follow: Whether variances follow the basis when it changes; otherwise they stay at their
             positions in the order of eigenvalues, as in the authors' code.
         local: Whether each example has noise of its own.
-        objective: ``"root"`` (``ě + √(B_RE/2)``, DH eq. 63) or ``"kl"`` (the kl-inverse).
-        surrogate: ``"logistic"``, ``"sigmoid"``, or ``"error"``: the error itself for two classes
-            (the noise of the last layer integrated out), the sigmoid for more.
+        objective: ``"root"`` (surrogate ``+ √(B_RE/2)``, DH eq. 63) or ``"kl"`` (the kl-inverse).
+        surrogate: ``"cross_entropy"`` (DH alg. 1), ``"logistic"`` (that over log 2, Dziugaite &
+            Roy), ``"sigmoid"``, or ``"error"``: the error itself for two classes (the noise of the
+            last layer integrated out), the sigmoid for more.
         temperature: Of the sigmoid, in units of the mean absolute margin.
         layer_priors: Whether each layer has a prior variance of its own at its closed-form optimum;
             otherwise one variance for all is learnt by gradient descent.
@@ -70,7 +73,7 @@ class Method:
     follow: bool = True
     local: bool = False
     objective: str = "root"
-    surrogate: str = "logistic"
+    surrogate: str = "cross_entropy"
     temperature: float = 0.05
     layer_priors: bool = False
     optimizer: str = "rmsprop"
@@ -84,7 +87,7 @@ class Method:
         where = "Method"
         one_of(where, "basis", self.basis, ("standard", "kronecker", "closed"))
         one_of(where, "objective", self.objective, ("root", "kl"))
-        one_of(where, "surrogate", self.surrogate, ("logistic", "sigmoid", "error"))
+        one_of(where, "surrogate", self.surrogate, SURROGATES)
         one_of(where, "optimizer", self.optimizer, ("rmsprop", "natural"))
         one_of(where, "form", self.form, FORMS)
         positive_int(where, "refresh", self.refresh, 0)

@@ -20,7 +20,7 @@ def environment(device: torch.device | str = "cpu") -> dict[str, Any]:
     """
     device = torch.device(device)
     found: dict[str, Any] = {"python": platform.python_version()}
-    found.update({package: metadata.version(package) for package in _PACKAGES})
+    found.update({package: _version(package) for package in _PACKAGES})
     found["system"] = platform.system()
     found["machine"] = platform.machine()
     found["cpus"] = os.cpu_count()
@@ -31,3 +31,11 @@ def environment(device: torch.device | str = "cpu") -> dict[str, Any]:
         found["cuda"] = torch.version.cuda
         found["tf32"] = torch.backends.cuda.matmul.allow_tf32
     return found
+
+
+def _version(package: str) -> str:
+    """Of the installed package; a source tree on the path has none."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"

@@ -16,6 +16,7 @@ from curvescope.linearisation.layers import (
     linear_layers,
     record_layers,
 )
+from curvescope.linearisation.norms import is_fixed_norm, record_norms
 from curvescope.linearisation.precision import full_precision
 from curvescope.operators.rows import LayerRows, Rows, WrittenRows, join
 from curvescope.problem import ParamSpace, Problem
@@ -34,7 +35,8 @@ class RowBlocks:
     """Rows ``J_iᵀ q_k`` over some parameters, in the order of the data: sample, direction.
 
     The data is read once and held, so that a loader that shuffles does no harm. Linear and
-    convolution layers are recorded; every other parameter costs a backward pass for each row.
+    convolution layers are recorded, and so are batch norms with fixed statistics; every other
+    parameter costs a backward pass for each row.
     """
 
     def __init__(self, problem: Problem, directions: Directions, space: ParamSpace) -> None:
@@ -93,31 +95,59 @@ class RowBlocks:
     def _can_be_recorded(self, layer: str, present: tuple[bool, bool], own: set[str]) -> bool:
         """Tried out on a sample: one mixture of its rows must be what autograd says it is."""
 
-        def mixture(z: Tensor, target: Any) -> Tensor:
-            u = self._pull(z, target)
-            weights = torch.linspace(1.0, 2.0, u.shape[1], dtype=u.dtype).to(u.device)
-            return torch.tensordot(weights, u, ([0], [1]))[:, None]
-
         first = next(self.pieces(1))
         try:
             linear_layers(self.problem, [layer])
-            record_layers(self.problem, next(self.pieces(4)), [layer], mixture)
-            record = record_layers(self.problem, first, [layer], mixture)[layer]
+            record_layers(self.problem, next(self.pieces(4)), [layer], self._mixture)
+            record = record_layers(self.problem, first, [layer], self._mixture)[layer]
         except (CurvescopeError, RuntimeError):  # the latter where a checkpoint is recomputed
             return False
         recorded = _layer_rows(record, *present).written().rows[0]
-        names = [n for n in self.space.names if n in own]
+        pulled = self._pulled(first, [n for n in self.space.names if n in own])
+        return self._agree(recorded, _layer_order(pulled, present))
+
+    def _mixture(self, z: Tensor, target: Any) -> Tensor:
+        """One direction of each sample, made of all of its own."""
+        u = self._pull(z, target)
+        weights = torch.linspace(1.0, 2.0, u.shape[1], dtype=u.dtype).to(u.device)
+        return torch.tensordot(weights, u, ([0], [1]))[:, None]
+
+    def _pulled(self, first: Batch, names: Sequence[str]) -> list[Tensor]:
+        """What autograd says of the mixture of the first sample."""
         variables = self.problem.variables()
         z = self._output(variables, first)
         u = torch.zeros_like(z)
-        u[0] = mixture(z.detach(), first.target)[0, 0]
+        u[0] = self._mixture(z.detach(), first.target)[0, 0]
         pulled = torch.autograd.grad(z, [variables[n] for n in names], u, materialize_grads=True)
-        expected = _layer_order([g.detach() for g in pulled], present)
+        return [g.detach() for g in pulled]
+
+    def _agree(self, recorded: Tensor, expected: Tensor) -> bool:
         error = float((recorded - expected).norm())
         return error <= _TOLERANCE[self.problem.dtype] * float(expected.norm())
 
+    @cached_property
+    def _norms(self) -> tuple[str, ...]:
+        """Batch norms that can be recorded, whole and tried out like layers."""
+        rest = set(self._groups[1])
+        return tuple(
+            name
+            for name in self.space.layers
+            if _own(name) <= rest
+            and is_fixed_norm(self.problem, name)
+            and self._norm_can_be_recorded(name)
+        )
+
+    def _norm_can_be_recorded(self, name: str) -> bool:
+        first = next(self.pieces(1))
+        try:
+            parts = record_norms(self.problem, first, [name], self._mixture)[name]
+        except (CurvescopeError, RuntimeError):
+            return False
+        pulled = self._pulled(first, [n for n in self.space.names if n in _own(name)])
+        return self._agree(torch.cat(parts, 2)[0, 0], torch.cat(pulled))
+
     def rows(self, pieces: Sequence[Batch]) -> list[Rows]:
-        """The rows of some samples, one entry for each layer and one for all else."""
+        """The rows of some samples: one entry for each layer, for all norms, and for all else."""
         with full_precision(self.problem.device):
             groups = [self._rows_of(piece) for piece in pieces]
         return [join(parts) for parts in zip(*groups, strict=True)]
@@ -129,8 +159,14 @@ class RowBlocks:
             records = record_layers(self.problem, piece, layers, self._pull)
             for name, (weight, bias) in layers.items():
                 found.append(_layer_rows(records[name], weight, bias).compact())
-        if rest:
-            found.append(self._written(piece, rest))
+        if self._norms:
+            parts = record_norms(self.problem, piece, self._norms, self._pull)
+            rows = torch.cat([part for name in self._norms for part in parts[name]], 2)
+            found.append(WrittenRows(rows.flatten(0, 1), rows.shape[1]))
+        covered = {n for name in self._norms for n in _own(name)}
+        left = [n for n in rest if n not in covered]
+        if left:
+            found.append(self._written(piece, left))
         return found
 
     def _written(self, piece: Batch, names: Sequence[str]) -> WrittenRows:
@@ -186,6 +222,11 @@ class RowBlocks:
                 shape = now
             groups[-1].append(piece)
         return groups
+
+
+def _own(norm: str) -> set[str]:
+    """The names of a norm's scale and shift."""
+    return {f"{norm}.{kind}" if norm else kind for kind in ("weight", "bias")}
 
 
 def _layer_rows(record: LayerRecord, weight: bool, bias: bool) -> LayerRows:

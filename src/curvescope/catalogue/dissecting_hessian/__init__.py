@@ -3,6 +3,7 @@
 from curvescope.catalogue.dissecting_hessian import (
     batch_norm,
     clustering,
+    correspondence,
     full_hessian,
     input_scaling,
     overlap_cifar,
@@ -19,6 +20,7 @@ ENTRIES: tuple[Entry, ...] = (
     trajectory.ENTRY,
     overlap_mnist.ENTRY,
     *overlap_cifar.ENTRIES,
+    correspondence.ENTRY,
     batch_norm.ENTRY,
     full_hessian.ENTRY,
     random_two_layer.ENTRY,

@@ -146,9 +146,14 @@ def group(settings: Settings, family: Family) -> Group:
     Training takes all samples (at the smoke scale the first 1000), the curvature takes 300, 2000 or
     all.
     """
-    family = family.at(settings)
-    data = scaled(settings, family.data, family.inputs)
-    data = first(data, settings.pick(smoke=1000, small=len(data), paper=len(data)))
+    data = scaled(settings, family.at(settings).data, family.inputs)
+    size = settings.pick(smoke=1000, small=len(data), paper=len(data))
+    few = settings.pick(smoke=300, small=2000, paper=size)
+    return gather(settings, family.at(settings), first(data, size), few)
+
+
+def gather(settings: Settings, family: Family, data: Dataset, few: int) -> Group:
+    """The networks of a family as it stands, trained on ``data``; curvature over the first few."""
     (settings.work / family.key).parent.mkdir(parents=True, exist_ok=True)
     subjects = trained(
         settings,
@@ -159,8 +164,7 @@ def group(settings: Settings, family: Family) -> Group:
         seeds=range(family.seeds),
         init=family.init,
     )
-    size = settings.pick(smoke=300, small=2000, paper=len(data))
-    return Group(family, first(data, size), subjects)
+    return Group(family, first(data, few), subjects)
 
 
 def first(data: Dataset, samples: int) -> Dataset:

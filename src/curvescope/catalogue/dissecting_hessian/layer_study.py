@@ -100,7 +100,7 @@ def _compute(
         )
         guess = own.operator().top(min(k, m * n))
         if place == 0:
-            found = _correspondences(own, {"true": pairs.vectors, "approximate": guess.vectors})
+            found = patterns(own, {"true": pairs.vectors, "approximate": guess.vectors})
         rows.append(_one_model(own, pairs, guess.values, overlap(pairs, guess)))
         factors.append(own)
         vectors.append(pairs.vectors)
@@ -138,7 +138,15 @@ def _pairs_of_models(
     }
 
 
-def _correspondences(factors: KroneckerFactors, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def patterns(factors: KroneckerFactors, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Corners of the correspondence matrices (DH def. 4.3).
+
+    They are ``[≤ CORNER, k]`` and named ``"true input"``, ``"true output"`` and so on.
+
+    Args:
+        factors: Of the layer.
+        vectors: Eigenvectors of the layer by name, one in each column.
+    """
     found = {}
     sides = {"input": factors.autocorrelation, "output": factors.output_hessian}
     for side, matrix in sides.items():

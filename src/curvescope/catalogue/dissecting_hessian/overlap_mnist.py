@@ -19,7 +19,7 @@ from curvescope.catalogue.dissecting_hessian.layer_study import (
     layer_study,
 )
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
-from curvescope.catalogue.pictures import Curve, Panel, Picture
+from curvescope.catalogue.pictures import Picture
 from curvescope.structure.factors import kronecker_factors
 
 TABLE_6 = panels.Printed(alignment=(1.0, 1.0, 1.0), ratio=(12.29, 9.65, 16.16))
@@ -145,19 +145,7 @@ def _figure_4(situations: dict[str, LayerStudy], outputs: dict[str, Tensor]) -> 
 
 
 def _figure_24(study: LayerStudy) -> Picture:
-    gamma = study.inputs.mean(0)
-    spectrum = Panel(
-        title="fc2: eigenvalues of the factors",
-        xlabel="index",
-        ylabel="over the largest",
-        curves=(
-            Curve.of("E[xxᵀ]", None, (gamma / gamma[0])[:20], kind="points"),
-            Curve.of(
-                "E[M]", None, (study.outputs / study.outputs[:, :1]).mean(0)[:20], kind="points"
-            ),
-        ),
-        yscale="log",
-    )
+    spectrum = panels.factor_spectra(study)
     true, _, approximate, _ = panels.correspondences(study, rows=20, columns=20)
     caption = (
         "fc2 of F-200²: τ₁₀ γ₁ < τ₁ γ₂, so that only the first c − 1 eigenvectors are built on the "

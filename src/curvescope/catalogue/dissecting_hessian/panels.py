@@ -79,13 +79,20 @@ def correspondences(
     study: LayerStudy, *, rows: int = 20, columns: int = 60
 ) -> tuple[Panel, Panel, Panel, Panel]:
     """The four matrices of fig. 3, 14–17, their top left corners."""
+    return pattern_panels(study.layer, study.correspondences, rows=rows, columns=columns)
+
+
+def pattern_panels(
+    layer: str, patterns: Mapping[str, Tensor], *, rows: int = 20, columns: int = 60
+) -> tuple[Panel, Panel, Panel, Panel]:
+    """The same from the matrices alone."""
 
     def panel(kind: str, side: str) -> Panel:
         factor = {"input": "E[xxᵀ]", "output": "E[M]"}[side]
-        values = study.correspondences[f"{kind} {side}"][:rows, :columns]
+        values = patterns[f"{kind} {side}"][:rows, :columns]
         hessian = "true Hessian" if kind == "true" else "Kronecker product"
         return Panel(
-            title=f"{study.layer}: {hessian} and {factor}",
+            title=f"{layer}: {hessian} and {factor}",
             xlabel="eigenvector of the layer",
             ylabel=f"eigenvector of {factor}",
             image=Image.of(values, low=0.0, high=1.0),
@@ -96,6 +103,22 @@ def correspondences(
         panel("true", "output"),
         panel("approximate", "input"),
         panel("approximate", "output"),
+    )
+
+
+def factor_spectra(study: LayerStudy, *, k: int = 20) -> Panel:
+    """Eigenvalues of both factors, each over its largest, mean over models (fig. 24b–26b)."""
+    gamma = study.inputs.mean(0)
+    tau = (study.outputs / study.outputs[:, :1]).mean(0)
+    return Panel(
+        title=f"{study.layer}: eigenvalues of the factors",
+        xlabel="index",
+        ylabel="over the largest",
+        curves=(
+            Curve.of("E[xxᵀ]", None, (gamma / gamma[0])[:k], kind="points"),
+            Curve.of("E[M]", None, tau[:k], kind="points"),
+        ),
+        yscale="log",
     )
 
 

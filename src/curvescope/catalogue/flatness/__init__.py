@@ -3,6 +3,7 @@
 from curvescope.catalogue.entry import Entry
 from curvescope.catalogue.flatness import (
     batch_norm,
+    by_network,
     degeneracy,
     logistic,
     mlp,
@@ -15,6 +16,7 @@ ENTRIES: tuple[Entry, ...] = (
     degeneracy.ENTRY,
     logistic.ENTRY,
     mlp.ENTRY,
+    *by_network.ENTRIES,
     batch_norm.ENTRY,
     optimisers.ENTRY,
 )

@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import avg_pool2d
 
 from curvescope import io
 from curvescope.catalogue.entry import Row, Settings
 from curvescope.catalogue.pictures import Curve, Panel, Picture
 from curvescope.catalogue.trained import trained
 from curvescope.data import Dataset, dataset
+from curvescope.data.places import MissingFiles
 from curvescope.problem import Problem
 from curvescope.sharpness import SharpnessReport, compare_reports, sharpness
 from curvescope.training import Recipe
@@ -76,6 +78,35 @@ def photographs(settings: Settings, samples: int, held_out: int) -> Splits:
     return train.to(settings.device), test.to(settings.device)
 
 
+def hundred(settings: Settings, samples: int, held_out: int) -> Splits:
+    """So many samples of each class of CIFAR-100, the first ones, by channel.
+
+    There are 40 and 10 in ``cifar-100-subset``, which are the first of the whole set.
+    """
+
+    def split(name: str) -> Splits:
+        common: dict[str, Any] = {"root": settings.root, "normalise": "channel"}
+        train = dataset(name, per_class=samples, **common)
+        test = dataset(name, split="test", per_class=held_out, **common)
+        return train.to(settings.device), test.to(settings.device)
+
+    try:
+        return split("cifar-100-subset")
+    except MissingFiles:
+        return split("cifar-100")
+
+
+def smaller(data: Splits, factor: int) -> Splits:
+    """Both parts with each square of ``factor`` × ``factor`` pixels replaced by its mean.
+
+    >>> data = Dataset(torch.ones(1, 1, 4, 4), torch.tensor([0]), classes=2, name="white")
+    >>> smaller((data, data), 2)[0].input_shape
+    (1, 2, 2)
+    """
+    first, second = (replace(d, X=avg_pool2d(d.X, factor)) for d in data)
+    return first, second
+
+
 def part(data: Dataset, rows: torch.Tensor) -> Dataset:
     """Some samples of a data set.
 
@@ -100,14 +131,22 @@ def by_decay(**settings: Any) -> dict[str, Recipe]:
 
 
 def solve(
-    settings: Settings, key: str, network: str, data: Dataset, recipes: Mapping[str, Recipe]
+    settings: Settings,
+    key: str,
+    network: str,
+    data: Dataset,
+    recipes: Mapping[str, Recipe],
+    *,
+    init: str = "pytorch",
 ) -> list[Solution]:
     """The network trained by each recipe, from the same initial weights; kept under ``key``."""
     found = []
     for name, recipe in recipes.items():
         settings.tell(f"{network}, {name}: training for {recipe.epochs} epochs")
         kept = f"{key}-{_slug(name)}-{settings.scale}"
-        (subject,) = trained(settings, kept, network, data, recipe, seeds=(settings.seed,))
+        (subject,) = trained(
+            settings, kept, network, data, recipe, seeds=(settings.seed,), init=init
+        )
         found.append(Solution(name, subject.model))
     return found
 

@@ -14,7 +14,6 @@ from curvescope.catalogue.traces import subjects
 from curvescope.catalogue.traces.subjects import EPS, Spectrum
 from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.problem import Problem
-from curvescope.spectra.control import Status
 from curvescope.spectra.exact import ExactSpectrum, log_distance
 from curvescope.spectra.measure import SpectralMeasure, spectral_measure
 from curvescope.structure.knockouts import class_dual
@@ -73,13 +72,13 @@ def _problem(settings: Settings) -> tuple[Problem, tuple[float, float]]:
     """The trained network on its training data, with loss and error there."""
     plan = subjects.recipe(
         settings.pick(smoke=40, small=150, paper=350),
-        settings.pick(smoke=0.05, small=0.02, paper=0.01),
+        settings.pick(smoke=0.05, small=0.02, paper=0.1),
     )
     data = subjects.images(settings, "cifar-10", _per_class(settings))
     subject = subjects.train_one(
         settings, "traces-attribution-network", _network(settings), data, plan
     )
-    size = settings.pick(smoke=80, small=200, paper=340)
+    size = settings.pick(smoke=80, small=200, paper=1360)
     return subjects.problem(subject, data, size=size), subjects.fit(subject, data)
 
 
@@ -101,19 +100,15 @@ def _exactly(settings: Settings) -> dict[str, Tensor]:
 
 
 def _lanczos(settings: Settings) -> dict[str, Tensor]:
-    """The paper's log-spectrum: FastLanczos, one probe."""
+    """The paper's log-spectrum: FastLanczos, one probe; ctrl-C ends it with the steps so far."""
     problem, _ = _problem(settings)
     steps = settings.pick(smoke=128, small=512, paper=2048)
     settings.tell(f"Lanczos, {steps} steps without re-orthogonalisation")
     found = spectral_measure(
-        GaussNewton(problem), steps=steps, reorthogonalise=False, generator=settings.generator(2)
-    )
-    return {
-        "nodes": found.nodes,
-        "weights": found.weights,
-        "residuals": found.residuals,
-        "support": torch.tensor(found.support, dtype=torch.float64),
-    }
+        GaussNewton(problem, keep=True), steps=steps, reorthogonalise=False,
+        generator=settings.generator(2), on_interrupt="return",
+    )  # fmt: skip
+    return subjects.saved_measure(found)
 
 
 def _saved_attribution(found: Attribution) -> dict[str, Tensor]:
@@ -137,18 +132,13 @@ def _restore(found: Mapping[str, Tensor]) -> Found:
     )
     edge, C = float(found["edge"]), groups[1].expected + 1
     attribution = Attribution(C, edge, found["leading"], found["shares"], groups, exact=True)
-    low, high = found["support"].tolist()
-    nodes = found["nodes"]
-    lanczos = SpectralMeasure(
-        nodes, found["weights"], found["residuals"], nodes.new_empty(0), n, (low, high),
-        nodes.numel(), Status.DONE,
-    )  # fmt: skip
+    lanczos = subjects.restored_measure(found)
     parts = {name: found[f"{name} part"] for name in ("class", "cross")}
     return Found(exact, parts, attribution, lanczos, loss, error)
 
 
 def _network(settings: Settings) -> str:
-    return settings.pick(smoke="F-32^2", small="VGG11-W16", paper="VGG11-4096^2")
+    return settings.pick(smoke="F-32^2", small="VGG11-W16", paper="VGG11-4096^2-BN")
 
 
 def _per_class(settings: Settings) -> int:

@@ -34,7 +34,7 @@ class Perceptron:
 def perceptron(settings: Settings, data: str) -> Perceptron:
     """Seven hidden layers of 2048 units (fewer below ``paper``) and the output layer."""
     name = settings.pick(smoke="F-32^7", small="F-256^7", paper="F-2048^7")
-    images = subjects.images(settings, data, settings.pick(smoke=30, small=300, paper=5000))
+    images = subjects.images(settings, data, settings.pick(smoke=30, small=300, paper=1351))
     plan = subjects.recipe(
         settings.pick(smoke=30, small=40, paper=350),
         settings.pick(smoke=0.05, small=0.02, paper=0.02),

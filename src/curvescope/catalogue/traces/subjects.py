@@ -11,8 +11,10 @@ from torch import Tensor
 from curvescope.catalogue.entry import Row, Settings
 from curvescope.catalogue.pictures import Curve, Panel
 from curvescope.catalogue.trained import Subject, trained
+from curvescope.certificates.precision import fast_precision
 from curvescope.data import Dataset, dataset
 from curvescope.problem import Problem
+from curvescope.spectra.control import Status
 from curvescope.spectra.exact import ExactSpectrum
 from curvescope.spectra.measure import SpectralMeasure
 from curvescope.structure.outliers import Attribution
@@ -51,16 +53,17 @@ def recipe(epochs: int, lr: float, *, checkpoints: tuple[int, ...] = ()) -> Reci
 def train_one(
     settings: Settings, key: str, network: str, data: Dataset, plan: Recipe, *, init: str = "xavier"
 ) -> Subject:
-    """A network trained once, kept under ``key`` and the scale."""
-    (subject,) = trained(
-        settings,
-        f"{key}-{settings.scale}",
-        network,
-        data,
-        replace(plan, seed=settings.seed),
-        seeds=(settings.seed,),
-        init=init,
-    )
+    """A network trained once, kept under ``key`` and the scale; on a GPU in TF32."""
+    with fast_precision():
+        (subject,) = trained(
+            settings,
+            f"{key}-{settings.scale}",
+            network,
+            data,
+            replace(plan, seed=settings.seed),
+            seeds=(settings.seed,),
+            init=init,
+        )
     return subject
 
 
@@ -73,6 +76,27 @@ def fit(subject: Subject, data: Dataset) -> tuple[float, float]:
     """Loss and error on some data."""
     found = evaluate(subject.model, data)
     return found.loss, 1 - found.accuracy
+
+
+def saved_measure(found: SpectralMeasure) -> dict[str, Tensor]:
+    """A measure of one probe as tensors, to be kept; :func:`restored_measure` reads them."""
+    return {
+        "nodes": found.nodes,
+        "weights": found.weights,
+        "residuals": found.residuals,
+        "support": torch.tensor(found.support, dtype=torch.float64),
+        "dimension": torch.tensor([found.dimension]),
+    }
+
+
+def restored_measure(found: Mapping[str, Tensor]) -> SpectralMeasure:
+    """What :func:`saved_measure` wrote."""
+    nodes, weights, residuals = (found[k].cpu() for k in ("nodes", "weights", "residuals"))
+    low, high = found["support"].tolist()
+    return SpectralMeasure(
+        nodes, weights, residuals, nodes.new_empty(0), int(found["dimension"]), (low, high),
+        nodes.numel(), Status.DONE,
+    )  # fmt: skip
 
 
 # Rows -------------------------------------------------------------------------------------------

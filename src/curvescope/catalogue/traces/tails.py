@@ -10,10 +10,8 @@ from torch import Tensor
 
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
 from curvescope.catalogue.pictures import Curve, Panel, Picture
-from curvescope.catalogue.traces import subjects
-from curvescope.operators.gauss_newton import GaussNewton
-from curvescope.operators.hessian import Hessian
-from curvescope.spectra.measure import SpectralMeasure, spectral_measure
+from curvescope.catalogue.traces.vgg import Digits, digits, test_residual
+from curvescope.spectra.measure import SpectralMeasure
 
 _BINS = 40
 _DECADES = 4.0
@@ -31,25 +29,8 @@ class PowerLaw:
 
 def run(settings: Settings) -> Outcome:
     """Train, run Lanczos on the test E, fit both tails."""
-    network = settings.pick(smoke="F-24", small="LeNet5", paper="VGG11-4096^2")
-    per_class = settings.pick(smoke=20, small=30, paper=1351)
-    plan = subjects.recipe(
-        settings.pick(smoke=20, small=60, paper=200),
-        settings.pick(smoke=0.05, small=0.02, paper=0.01),
-    )
-    data = subjects.images(settings, "mnist", per_class)
-    key = "traces-spectra" if settings.scale != "paper" else "traces-tails"
-    subject = subjects.train_one(settings, key, network, data, plan)
-    test = subjects.images(settings, "mnist", min(per_class, 800), split="test")
-    problem = subjects.problem(subject, test)
-    steps = settings.pick(smoke=128, small=256, paper=2048)
-    settings.tell(f"Lanczos on the test E, {steps} steps")
-    measure = spectral_measure(
-        Hessian(problem) - GaussNewton(problem),
-        steps=steps,
-        probes=settings.pick(smoke=2, small=2, paper=1),
-        generator=settings.generator(20),
-    )
+    subject = digits(settings)
+    measure = test_residual(settings, subject)
     centres, sides = _sides(measure)
     fits = {side: power_law(centres, values) for side, values in sides.items()}
     both = power_law(centres, (sides["positive"] + sides["negative"]) / 2)
@@ -58,7 +39,7 @@ def run(settings: Settings) -> Outcome:
         _rows(measure, sides, fits, both),
         (_picture(centres, sides, both),),
         numbers,
-        _notes(network, per_class, steps),
+        _notes(subject, measure),
     )
 
 
@@ -130,10 +111,11 @@ def _picture(centres: Tensor, sides: dict[str, Tensor], both: PowerLaw) -> Pictu
                    columns=1)  # fmt: skip
 
 
-def _notes(network: str, per_class: int, steps: int) -> tuple[str, ...]:
+def _notes(subject: Digits, measure: SpectralMeasure) -> tuple[str, ...]:
     return (
-        f"{network} on {per_class} digits per class, E on test data; {steps} Lanczos steps, "
-        "re-orthogonalised where the basis fits. The paper has VGG11 and 1,351 per class.",
+        f"{subject.note} E is that of the test images; {measure.nodes.shape[1]} Lanczos steps, one "
+        "probe. The paper has VGG11 with batch norm, 1,351 digits per class to train on, 200 "
+        "epochs, and takes 2048 steps.",
         f"The law is fitted between {_FITTED[0]:g} and {_FITTED[1]:g} of the largest |λ|: the "
         "paper fits “part of the spectrum” and does not say which.",
     )
@@ -146,7 +128,7 @@ ENTRY = Entry(
     cost={
         "smoke": "3 s, embedded digits",
         "small": "3 minutes on two cores, MNIST, LeNet5; shares its network with traces/spectra",
-        "paper": "VGG11 with 28 million parameters, 13,510 digits, a GPU; not run",
+        "paper": "VGG11 with 28 million parameters, 13,510 digits, 1 minute on an H200",
     },
     run=run,
 )
