@@ -112,11 +112,13 @@ class Products(Factors):
         squeeze = Squeeze.of(e, x)
         return Products(squeeze.errors(e), squeeze.inputs(x), squeeze)
 
-    def _chunks(self, columns: int, like: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    def _chunks(
+        self, columns: int, like: Tensor, *, most: int | None = None
+    ) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Errors and inputs of as many samples as keep the intermediate results small."""
         samples, _, positions, m = self._errors.shape
         size = max(1, _budget(like) // (positions * m * columns * like.element_size()))
-        size = min(size, CHUNK_SAMPLES.get(like.device.type, samples))
+        size = min(size, most or samples)
         for start in range(0, samples, size):
             piece = slice(start, start + size)
             yield piece, self._errors[piece], self._inputs[piece]
@@ -166,7 +168,7 @@ class Products(Factors):
     def _some(self, v: Tensor, part: Part) -> Tensor:
         inside = self._squeeze.enter(v, part)
         total = self._squeeze.zeros(len(v), part, v)
-        for _, e, x in self._chunks(len(v), v):
+        for _, e, x in self._chunks(len(v), v, most=CHUNK_SAMPLES.get(v.device.type)):
             _add_pull(e, x, _push(e, x, inside, len(v)), total)
         return self._squeeze.leave(total, len(v))
 

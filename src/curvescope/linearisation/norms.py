@@ -44,7 +44,8 @@ def record_norms(
     >>> model = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1)).double().eval()
     >>> with torch.no_grad():
     ...     _ = [p.fill_(2.0) for p in model.parameters()]
-    >>> problem = Problem(model, (torch.full((1, 1), 3.0).double(), torch.zeros(1, 1).double()), "mse")
+    >>> three = torch.full((1, 1), 3.0).double()
+    >>> problem = Problem(model, (three, torch.zeros(1, 1).double()), "mse")
     >>> up = lambda z, y: torch.ones(1, 1, 1).double()
     >>> scale, shift = record_norms(problem, next(problem.batches()), ["1"], up)["1"]
     >>> scale.round(decimals=3), shift  # x̂ = 8 / √(1 + ε)

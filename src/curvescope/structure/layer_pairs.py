@@ -6,8 +6,9 @@ method then spends its time on products and not on keeping long vectors orthogon
 
 With ``R Rᵀ u = θ u + ρ`` the vector ``v = Rᵀ u / √θ`` has the residual ``A v − θ v = Rᵀ ρ / √θ``.
 ``‖Rᵀ ρ‖`` could be as large as ``√θ_1 ‖ρ‖``, but ``ρ`` is what the search has not looked into yet
-and nearly orthogonal to large eigenvectors. The residuals of all pairs are multiples of one and the
-same direction, so two of them tell ``‖Rᵀ ρ‖`` for all; where they do not, all are computed.
+and nearly orthogonal to large eigenvectors. The search goes two vectors at a time, and then the
+residuals of all pairs lie in one plane: the three largest are computed and tell by how much ``Rᵀ``
+stretches the others; where they are in no plane, all are computed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from curvescope.operators.layer import LayerRoot
 from curvescope.spectra.control import Status
 from curvescope.spectra.eigenpairs import EigenPairs, eigenpairs
 
-PARALLEL = 0.9  # the cosine above which two residuals count as one direction
+BLOCK = 2  # two vectors at once read what is stored once; more of them make the search longer
+STRAY = 0.4  # what a unit residual may have outside of the plane of the others
 MEMORY = 1 << 30  # bytes of what is remembered of a search
 CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5}  # what a combination may miss of a unit vector
 
@@ -108,11 +110,10 @@ def layer_eigenpairs(
     products, inner = 0, tol
     for last in (False, True):
         gram = _RowGram(root)
-        found = eigenpairs(gram, k, tol=inner, relative="value", generator=generator)
+        found = eigenpairs(gram, k, tol=inner, relative="value", generator=generator, block=BLOCK)
         theta = found.values.clamp_min(torch.finfo(root.dtype).tiny)
-        stretch, spent = _stretch(root, found)
+        residuals, spent = _residuals(root, found)
         products += found.products + spent
-        residuals = found.residuals * stretch / theta.sqrt()
         excess = float((residuals / (tol * theta)).max()) if tol else 0.0
         if last or excess <= 1.0 or not found.converged:
             break
@@ -129,19 +130,23 @@ def layer_eigenpairs(
     )
 
 
-def _stretch(root: LayerRoot, found: EigenPairs) -> tuple[Tensor, int]:
-    """``‖Rᵀ ρ‖ / ‖ρ‖`` of the residuals of all pairs, and the products that it took."""
+def _residuals(root: LayerRoot, found: EigenPairs) -> tuple[Tensor, int]:
+    """``‖Rᵀ ρ‖ / √θ`` of all pairs, and the products that it took."""
+    roots = found.values.clamp_min(torch.finfo(root.dtype).tiny).sqrt()
 
-    def residuals(index: list[int]) -> Tensor:
+    def measured(index: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """``ρ`` with ``‖ρ‖`` and ``‖Rᵀ ρ‖``."""
         u = found.vectors[:, index]
-        rho = root._matmat(root._rmatmat(u)) - u * found.values[index]
-        return rho / torch.linalg.vector_norm(rho, dim=0).clamp_min(torch.finfo(rho.dtype).tiny)
+        rho = root.spread(root.gather(u)) - u * found.values[index]
+        pulled = (rho * root.spread(root.gather(rho))).sum(0).clamp_min(0).sqrt()
+        return rho, torch.linalg.vector_norm(rho, dim=0), pulled
 
-    worst = found.residuals.argsort(descending=True)[:2].tolist()
-    units = residuals(worst)
-    spent = 2 * len(worst)
-    if len(worst) == 2 and abs(float(units[:, 0] @ units[:, 1])) < PARALLEL:
+    worst = found.residuals.argsort(descending=True)[: BLOCK + 1].tolist()
+    rho, sizes, pulled = measured(worst)
+    sizes = sizes.clamp_min(torch.finfo(root.dtype).tiny)
+    if len(worst) > BLOCK and float(torch.linalg.svdvals(rho / sizes)[-1]) > STRAY:
         everything = list(range(len(found.values)))
-        units, spent = residuals(everything), spent + 2 * len(everything)
-        return torch.linalg.vector_norm(root._rmatmat(units), dim=0), spent
-    return torch.linalg.vector_norm(root._rmatmat(units), dim=0).amax(), spent
+        return measured(everything)[2] / roots, 2 * (len(worst) + len(everything))
+    residuals = found.residuals * (pulled / sizes).amax()
+    residuals[worst] = pulled
+    return residuals / roots, 2 * len(worst)
