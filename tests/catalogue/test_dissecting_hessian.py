@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 
 import numpy as np
 import pytest
@@ -13,28 +12,13 @@ import torch
 from torch import nn
 
 from curvescope import io
-from curvescope.catalogue.dissecting_hessian import ENTRIES, families, layer_study
+from curvescope.catalogue.dissecting_hessian import families, layer_study
 from curvescope.catalogue.dissecting_hessian.batch_norm import after_pooling
-from curvescope.catalogue.entry import Outcome, Row, Settings
+from curvescope.catalogue.entry import Settings
+from tests.catalogue.dissecting import NAMES, outcome, row, settings
 from tests.catalogue.soundness import assert_sound
 
 OTHERS = {"table-9"}  # has tests of its own
-NAMES = {entry.name.split("/")[1]: entry for entry in ENTRIES}
-
-
-@cache
-def settings() -> Settings:
-    return Settings("smoke", Path(mkdtemp(prefix="curvescope-")))
-
-
-@cache
-def outcome(name: str) -> Outcome:
-    return NAMES[name].run(settings())
-
-
-def row(name: str, start: str) -> Row:
-    (found,) = [row for row in outcome(name).rows if row.what.startswith(start)]
-    return found
 
 
 @cache

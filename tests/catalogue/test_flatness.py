@@ -13,9 +13,13 @@ from scipy.sparse.linalg import LinearOperator, eigsh
 
 from curvescope import io
 from curvescope.catalogue.entry import Entry, Outcome, Settings
-from curvescope.catalogue.flatness import ENTRIES, solutions
+from curvescope.catalogue.flatness import ENTRIES, by_network, solutions, weight_decay
 from curvescope.catalogue.flatness.regression import regressions
+from curvescope.catalogue.flatness.ritz import ritz
+from curvescope.data import Dataset
+from curvescope.data.places import MissingFiles
 from curvescope.networks import network
+from curvescope.operators.simple import Diagonal
 from curvescope.sharpness import SharpnessReport
 from curvescope.training import train
 from tests.catalogue.soundness import assert_sound
@@ -110,6 +114,97 @@ def test_both_modes_are_measured_and_differ() -> None:
 def test_gadams_solution_is_an_average_and_is_sharper_than_sgds_here() -> None:
     # Six epochs do not fit the digits; what holds at this size is the order of the sharpness.
     assert row("optimisers", "tr H² / P of Gadam over that of SGD, train mode") > 1
+
+
+def test_a_converged_ritz_value_counts_as_one_eigenvalue(tmp_path: Path) -> None:
+    bulk = torch.linspace(-0.5, 0.5, 2000, dtype=torch.float64)
+    outliers = torch.tensor([5.0, 8.0, 20.0], dtype=torch.float64)
+    spectrum = torch.cat([bulk, outliers])
+    A = Diagonal(spectrum)
+    found = [ritz(Settings("smoke", tmp_path, seed=s), "r", A, steps=30) for s in range(8)]
+    exact = float(spectrum.square().mean())
+    ours = [abs(f.moment(2) / exact - 1) for f in found]
+    sampled = [abs(float((f.masses * f.values**2).sum()) / exact - 1) for f in found]
+    assert max(ours) < 0.1  # what one random vector makes of the bulk: 1.4 per cent
+    assert sum(sampled) > 8 * 0.2
+    assert all(f.largest == pytest.approx(20) for f in found)
+    again = ritz(Settings("smoke", tmp_path), "r", A, steps=30)
+    assert torch.equal(again.values, found[0].values)
+
+
+def test_the_spectra_of_a_network_end_at_its_largest_eigenvalue() -> None:
+    outcome("cnn")
+    kept, _ = io.read_tensors(settings().work / "flatness-cnn-weight-decay-0-smoke.safetensors")
+    model = network("LeNet5", (1, 28, 28), 10)
+    model.load_state_dict({key.removeprefix("seed0."): value for key, value in kept.items()})
+    data, _ = weight_decay.data(settings(), by_network.CNN)
+    value = torch.nn.functional.cross_entropy(model.double()(data.X[:64].double()), data.y[:64])
+    weights = list(model.parameters())
+    gradient = torch.autograd.grad(value, weights, create_graph=True)
+    flat = torch.cat([g.flatten() for g in gradient])
+
+    def product(v: np.ndarray) -> np.ndarray:
+        image = torch.autograd.grad(
+            flat @ torch.from_numpy(v).flatten(), weights, retain_graph=True
+        )
+        return torch.cat([g.flatten() for g in image]).numpy()
+
+    size = len(flat)
+    H = LinearOperator((size, size), matvec=product, dtype=np.float64)
+    largest = eigsh(H, k=1, which="LA", return_eigenvectors=False, v0=np.ones(size), tol=1e-6)[0]
+    shown = row("cnn", "λ_max, weight decay 0")
+    assert 0.99 * largest < shown < (1 + 1e-4) * largest  # eight steps, from below
+    norm = sum(float(w.detach().square().sum()) for w in weights) ** 0.5
+    assert row("cnn", "‖w‖, weight decay 0") == pytest.approx(norm, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["cnn", "preresnet", "wide-resnet"])
+def test_a_tenfold_weight_decay_shrinks_the_weights(name: str) -> None:
+    named = ("0", "10 × 0.0001", "10 × 0.0005")
+    norms = [row(name, f"‖w‖, weight decay {decay}") for decay in named]
+    assert norms == sorted(norms, reverse=True)
+    assert norms[0] > 1.005 * norms[-1]
+    for solution in outcome(name).numbers["solutions"]:
+        for spectrum in solution["spectra"].values():
+            assert sum(spectrum["masses"]) == pytest.approx(1)
+
+
+def test_gadams_result_is_not_its_last_epoch() -> None:
+    found = outcome("optimisers-100")
+    (picture,) = [p for p in found.pictures if p.name == "accuracy"]
+    assert [len(curve.y) for curve in picture.panels[0].curves] == [6, 6, 1, 1]
+    saved = found.numbers
+    last = {which: saved[which]["test accuracy by epoch"][-1] for which in saved}
+    assert saved["SGD"]["test"]["accuracy"] == last["SGD"]
+    assert saved["Gadam"]["test"]["accuracy"] != last["Gadam"]
+
+
+def test_the_gauss_newton_matrix_has_no_more_rank_than_its_samples_allow() -> None:
+    found = outcome("degeneracy-residual")
+    judged = [r for r in found.rows if r.agrees is not None]
+    assert len(judged) == 6  # three points in two modes
+    assert all(r.agrees and r.low is not None and r.low > 0.9 for r in judged)
+    for mode in ("train", "eval"):
+        for point in found.numbers[mode]["points"]:
+            assert point["hessian"]["pair"]["value"] >= point["hessian"]["nearest"]["value"]
+
+
+def test_cifar_100_is_taken_from_the_subset_or_from_the_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+
+    def fake(name: str, **_: object) -> Dataset:
+        asked.append(name)
+        if name == "cifar-100-subset":
+            msg = "not there"
+            raise MissingFiles(msg)
+        return Dataset(torch.zeros(1, 3, 2, 2), torch.tensor([0]), classes=100, name=name)
+
+    monkeypatch.setattr(solutions, "dataset", fake)
+    first, second = solutions.hundred(Settings("paper", Path()), 1, 1)
+    assert asked == ["cifar-100-subset", "cifar-100", "cifar-100"]
+    assert first.name == second.name == "cifar-100"
 
 
 def test_rescaling_does_what_is_predicted() -> None:

@@ -94,7 +94,6 @@ class RowBlocks:
 
     def _can_be_recorded(self, layer: str, present: tuple[bool, bool], own: set[str]) -> bool:
         """Tried out on a sample: one mixture of its rows must be what autograd says it is."""
-
         first = next(self.pieces(1))
         try:
             linear_layers(self.problem, [layer])

@@ -132,7 +132,7 @@ def layer_statistics(
         weight: Any = modules[name].weight
         W = weight.detach().double().flatten(1)
         found[name] = LayerStatistics(
-            name, own.classes, _features(own), _errors(own), _weights(W, own.weight_class())
+            name, own.classes, _features(own), _errors(own), _weights(W, *own.weight_factors())
         )
     return found
 
@@ -228,14 +228,36 @@ def _spectrum(matrix: Tensor) -> Tensor:
 
 
 def _of_rows(rows: Tensor) -> Tensor:
-    values: Tensor = torch.linalg.svdvals(rows)
-    return values.square().cpu()
+    values: Tensor = torch.linalg.svdvals(rows.cpu())  # a few rows: no work for a GPU
+    return values.square()
 
 
 def _span(rows: Tensor) -> Tensor:
     """An orthonormal basis of the span of rows: ``[d, r]``."""
-    _, s, vh = torch.linalg.svd(rows, full_matrices=False)
-    return vh[s > max(rows.shape) * _EPS * s[:1]].T
+    _, s, vh = torch.linalg.svd(rows.cpu(), full_matrices=False)
+    return vh[s > max(rows.shape) * _EPS * s[:1]].T.to(rows.device)
+
+
+def _singular_values(M: Tensor) -> Tensor:
+    """Descending, on the host."""
+    values: Tensor = torch.linalg.svdvals(M) if M.device.type == "cpu" else by_eigenvalues(M)
+    return values.cpu()
+
+
+def by_eigenvalues(M: Tensor) -> Tensor:
+    """The singular values of ``M`` as the eigenvalues of ``[[0, M], [Mᵀ, 0]]``, descending.
+
+    A GPU takes seconds for the singular values of two thousand rows, a tenth of one for symmetric
+    eigenvalues; the absolute error is the same, ``eps ‖M‖``.
+
+    >>> by_eigenvalues(torch.tensor([[0.0, 3.0], [-4.0, 0.0], [0.0, 0.0]]))
+    tensor([4., 3.])
+    """
+    m, n = M.shape
+    both = M.new_zeros(m + n, m + n)
+    both[:m, m:], both[m:, :m] = M, M.T
+    values: Tensor = torch.linalg.eigvalsh(both)
+    return values.flip(0)[: min(m, n)].clamp(min=0)
 
 
 def _without(total: Tensor, rows: Tensor) -> Tensor:
@@ -245,10 +267,18 @@ def _without(total: Tensor, rows: Tensor) -> Tensor:
     return left - (left @ Q) @ Q.T
 
 
-def _weights(W: Tensor, class_: Tensor) -> WeightStatistics:
-    """TR def. 3.2 for a rectangular matrix: both singular spaces of ``W_class`` are removed."""
-    left, right = _span(class_.T), _span(class_)
+def _weights(W: Tensor, errors: Tensor, features: Tensor) -> WeightStatistics:
+    """TR def. 3.2 for a rectangular matrix: both singular spaces of ``W_class`` are removed.
+
+    ``W_class`` is given as a product of ``[m, C]`` and ``[C, n]``, whose decomposition is that of
+    a matrix of at most ``C`` rows.
+    """
+    Q, R = torch.linalg.qr(errors)
+    P, S = torch.linalg.qr(features.T)
+    u, s, vh = torch.linalg.svd((R @ S.T).cpu(), full_matrices=False)
+    kept = s > max(W.shape) * _EPS * s[:1]
+    left, right = Q @ u[:, kept].to(W.device), P @ vh[kept].T.to(W.device)
     rest = W - left @ (left.T @ W)
     rest = rest - (rest @ right) @ right.T
-    values = (torch.linalg.svdvals(M).cpu() for M in (W, class_, rest))
-    return WeightStatistics(*values)
+    class_ = torch.cat([s, s.new_zeros(min(W.shape) - len(s))])
+    return WeightStatistics(_singular_values(W), class_, _singular_values(rest))

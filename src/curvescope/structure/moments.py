@@ -96,5 +96,10 @@ class LayerMoments:
 
     def weight_class(self) -> Tensor:
         """``η W_class = −Σ_c (n_c/N) (Σ_t δ̄_cc) h_cᵀ: [m, n]`` (TR 7.13)."""
+        left, right = self.weight_factors()
+        return left @ right
+
+    def weight_factors(self) -> tuple[Tensor, Tensor]:
+        """The same as a product ``[m, C] [C, n]``: its rank is at most ``C``."""
         weighted = self.class_shares[:, None] * self.own_errors * self.positions
-        return -weighted.T @ self.feature_means
+        return -weighted.T, self.feature_means

@@ -46,6 +46,7 @@ class Family:
     recipe: Recipe
     seeds: int
     init: str = "pytorch"
+    start: int = 0  # the first seed; seeds decide the initial weights
 
     def at(self, settings: Settings) -> Family:
         """The same for the scale: fewer seeds and epochs, at the smoke scale a small network.
@@ -161,7 +162,7 @@ def gather(settings: Settings, family: Family, data: Dataset, few: int) -> Group
         family.network,
         data,
         family.recipe,
-        seeds=range(family.seeds),
+        seeds=range(family.start, family.start + family.seeds),
         init=family.init,
     )
     return Group(family, first(data, few), subjects)

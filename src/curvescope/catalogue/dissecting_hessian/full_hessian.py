@@ -23,7 +23,8 @@ def run(settings: Settings) -> Outcome:
     """Compare at the minimum."""
     networks = group(settings, MNIST)
     models = networks.models[: settings.pick(smoke=1, small=1, paper=5)]
-    true, approximate, share = _compare(settings, networks, models)
+    k = settings.pick(smoke=12, small=20, paper=50)
+    true, approximate, share = compare(settings, "full-minimum", networks, models, k)
     relative = approximate / true
     rows = (
         Row(f"overlap of the top {TOP}", float(share[:, TOP - 1].mean())),
@@ -45,19 +46,17 @@ def run(settings: Settings) -> Outcome:
     }
     notes = (
         f"{len(models)} networks, curvature over {len(networks.data)} samples.",
-        "DH also shows F-200⁴, F-600⁴ and F-600⁸: for other networks call "
-        "full_hessian_approximation.",
+        "DH also shows F-200⁴, F-600⁴ and F-600⁸: entry full-hessian-depth.",
         FINISHED,
     )
-    picture = Picture("full", caption, _panels(true, approximate, share))
+    picture = Picture("full", caption, comparison_panels(true, approximate, share))
     return Outcome(rows, (picture,), numbers, notes)
 
 
-def _compare(
-    settings: Settings, networks: Group, models: Sequence[nn.Module]
+def compare(
+    settings: Settings, key: str, networks: Group, models: Sequence[nn.Module], k: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Eigenvalues, approximate ones and overlaps: ``[models, k]`` each."""
-    k = settings.pick(smoke=12, small=20, paper=50)
+    """Eigenvalues, approximate ones and overlaps: ``[models, k]`` each, kept under ``key``."""
 
     def compute() -> dict[str, Tensor]:
         found = []
@@ -72,14 +71,18 @@ def _compare(
             "overlap": torch.stack([c.overlap.double().cpu() for c in found]),
         }
 
-    tensors = settings.once("dissecting-hessian/full-minimum", compute)
+    tensors = settings.once(f"dissecting-hessian/{key}", compute)
     true, approximate, share = (tensors[n].cpu() for n in ("true", "approximate", "overlap"))
     return true, approximate, share
 
 
-def _panels(true: Tensor, approximate: Tensor, share: Tensor) -> tuple[Panel, Panel]:
+def comparison_panels(
+    true: Tensor, approximate: Tensor, share: Tensor, *, title: str = ""
+) -> tuple[Panel, Panel]:
+    """Eigenvalues and overlap, mean and standard deviation over the models."""
+    start = f"{title}: " if title else ""
     values = Panel(
-        title="eigenvalues",
+        title=f"{start}eigenvalues",
         xlabel="index",
         ylabel="eigenvalue",
         curves=(Curve.mean("true", None, true), Curve.mean("approximated", None, approximate)),
@@ -87,7 +90,7 @@ def _panels(true: Tensor, approximate: Tensor, share: Tensor) -> tuple[Panel, Pa
     )
     curve = Curve.mean("", None, share)
     overlaps = Panel(
-        title="overlap", xlabel="k", ylabel="overlap", curves=(curve,), ylim=(0.0, 1.05)
+        title=f"{start}overlap", xlabel="k", ylabel="overlap", curves=(curve,), ylim=(0.0, 1.05)
     )
     return values, overlaps
 

@@ -151,7 +151,7 @@ def _method(settings: Settings, name: str, changes: Mapping[str, object]) -> Met
         fixed = name in ("BASE", "APPR")
         choices = {
             "local": True,
-            "epochs": settings.pick(smoke=15, small=60, paper=1000 if fixed else 300),
+            "epochs": settings.pick(smoke=15, small=60, paper=400 if fixed else 200),
             "batch_size": settings.pick(smoke=100, small=250, paper=500),
             "rate": settings.pick(smoke=2e-2, small=3e-3, paper=2e-3 if fixed else 3e-3),
         }

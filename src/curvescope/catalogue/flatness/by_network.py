@@ -25,6 +25,7 @@ CNN = Study(
         (49.0, 66.0, 130.0),
         (45.2, 35.8, 23.0),
     ),
+    gain=0.96,
     init="xavier",
 )
 PRERESNET = Study(
@@ -42,6 +43,7 @@ PRERESNET = Study(
         (2.52, 11.49, 23.03),
         (160.0, 36.9, 22.06),
     ),
+    gain=4.24,
 )
 WIDE = Study(
     name="wide-resnet",
@@ -62,6 +64,8 @@ WIDE = Study(
         (1.69, 39.13, 40.0),
         (101.0, 21.9, 15.8),
     ),
+    gain=5.4,
+    in_eval=(1000.0, 4.9e-5 / 9.8e-12),
 )
 
 STUDIES = (CNN, PRERESNET, WIDE)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import torch
 
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
 from curvescope.catalogue.flatness import solutions
+from curvescope.catalogue.flatness.ritz import panel, ritz
 from curvescope.catalogue.pictures import Curve, Panel, Picture
 from curvescope.data import Dataset
 from curvescope.networks import network
+from curvescope.operators.hessian import Hessian
 from curvescope.problem import Problem
 from curvescope.sharpness import DegeneracyHistory, rank_history
 from curvescope.training import Recipe, load_weights, train
@@ -20,37 +22,72 @@ PREDICTED = 0.9639
 """FF: at least this share at zero, for VGG-16 on CIFAR-10 with 1.6 · 10⁷ parameters."""
 
 
-def run(settings: Settings) -> Outcome:
-    """Train with checkpoints, measure at each of them."""
-    name = settings.pick(smoke="F-20^2", small="LeNet5", paper="VGG16")
-    samples = settings.pick(smoke=400, small=5000, paper=10_240)
-    data, _ = solutions.photographs(settings, samples, 100)
-    epochs = settings.pick(smoke=4, small=12, paper=12)
-    kept = sorted({max(1, epochs // 4), epochs // 2, epochs})
-    folder = settings.work / "training" / f"flatness-degeneracy-{name}-{settings.scale}"
-    g = torch.Generator().manual_seed(settings.seed)
-    model = network(name, data.input_shape, data.classes, generator=g).to(settings.device)
-    recipe = Recipe(
-        seed=settings.seed, epochs=epochs, lr=0.05, momentum=0.9, checkpoints=tuple(kept)
-    )
-    settings.tell(f"{name}: training for {epochs} epochs")
-    train(model, data, recipe, folder=folder, resume=True)
-    curvature = settings.pick(smoke=100, small=500, paper=512)
+@dataclass(frozen=True)
+class Plan:
+    """A network to train, with checkpoints, and how to measure at each of them."""
 
-    def points() -> Iterator[tuple[float, Problem]]:
-        for epoch in (0, *kept):
-            settings.tell(f"{name}: spectra after epoch {epoch}")
+    key: str
+    network: str
+    data: Dataset
+    recipe: Recipe
+    samples: int
+    steps: int
+
+    def problems(self, settings: Settings, mode: str) -> Iterator[tuple[int, Problem]]:
+        """The problem at each point of the training: before it, and at the checkpoints."""
+        g = torch.Generator().manual_seed(settings.seed)
+        model = network(self.network, self.data.input_shape, self.data.classes, generator=g)
+        model = model.to(settings.device)
+        folder = settings.work / "training" / f"{self.key}-{self.network}-{settings.scale}"
+        settings.tell(f"{self.network}: training for {self.recipe.epochs} epochs")
+        train(model, self.data, self.recipe, folder=folder, resume=True)
+        for epoch in (0, *self.recipe.checkpoints):
+            settings.tell(f"{self.network}, {mode} mode: spectra after epoch {epoch}")
             file = "initial" if epoch == 0 else f"epoch-{epoch:05d}"
             load_weights(folder / "weights" / f"{file}.safetensors", model)
-            yield epoch, solutions.problem(model.eval(), data, samples=curvature, size=128)
+            few = solutions.problem(
+                model.eval(), self.data, samples=self.samples, size=128, mode=mode
+            )
+            yield epoch, few
 
-    history = rank_history(
-        points(),
-        steps=settings.pick(smoke=30, small=100, paper=100),
-        generator=settings.generator(),
+    def history(self, settings: Settings, mode: str) -> DegeneracyHistory:
+        """The mass at zero at each point."""
+        generator = settings.generator()
+        return rank_history(self.problems(settings, mode), steps=self.steps, generator=generator)
+
+
+def plain(settings: Settings) -> Plan:
+    """FF's VGG-16, or what stands for it."""
+    samples = settings.pick(smoke=400, small=5000, paper=10_240)
+    return Plan(
+        "flatness-degeneracy",
+        settings.pick(smoke="F-20^2", small="LeNet5", paper="VGG16"),
+        solutions.photographs(settings, samples, 100)[0],
+        recipe_with_checkpoints(settings, settings.pick(smoke=4, small=12, paper=12)),
+        settings.pick(smoke=100, small=500, paper=512),
+        settings.pick(smoke=30, small=100, paper=100),
     )
+
+
+def recipe_with_checkpoints(settings: Settings, epochs: int) -> Recipe:
+    """SGD with momentum; weights kept after a quarter, half and all of the epochs."""
+    kept = tuple(sorted({max(1, epochs // 4), epochs // 2, epochs}))
+    return Recipe(seed=settings.seed, epochs=epochs, lr=0.05, momentum=0.9, checkpoints=kept)
+
+
+def run(settings: Settings) -> Outcome:
+    """Train with checkpoints, measure at each of them."""
+    plan = plain(settings)
+    history = plan.history(settings, "eval")
+    spectra = {
+        f"epoch {epoch}": ritz(settings, f"{plan.key}-{epoch}", Hessian(few), steps=plan.steps)
+        for epoch, few in plan.problems(settings, "eval")
+        if epoch >= plan.recipe.epochs // 2
+    }
+    data, curvature = plan.data, plan.samples
     notes = (
-        f"{name}, {history.parameters:,} parameters, {samples:,} samples, {epochs} epochs; "
+        f"{plan.network}, {history.parameters:,} parameters, {len(data):,} samples, "
+        f"{plan.recipe.epochs} epochs; "
         f"curvature on {curvature} of them. FF's bound 4 d_y (Σ N_l + d_x) is "
         f"{history.bound:,} here, so that it puts at least {history.predicted:.4f} at zero"
         + (": nothing, for so small a network." if history.predicted <= 0 else "."),
@@ -59,8 +96,14 @@ def run(settings: Settings) -> Outcome:
         "at zero. For VGG-16 on all of CIFAR-10 that bound, 450,000, is below FF's 577,600.",
         "The mass of H's two nearest Ritz values, as FF take them where the mass at zero splits; "
         "of G the nearest alone.",
+        "FF's fig. 1a is a sketch of a network.",
     )
-    return Outcome(_rows(history), (_picture(history),), asdict(history), notes)
+    drawn = Picture(
+        "spectra",
+        "Ritz values of the Hessian and their masses at two epochs (FF fig. 1b, 1c).",
+        tuple(panel(title, {"": spectrum}) for title, spectrum in spectra.items()),
+    )
+    return Outcome(_rows(history), (_picture(history), drawn), asdict(history), notes)
 
 
 def _by_samples(history: DegeneracyHistory, samples: int, data: Dataset) -> float:
@@ -112,7 +155,7 @@ def _picture(history: DegeneracyHistory) -> Picture:
 
 ENTRY = Entry(
     name="flatness/degeneracy",
-    source="FF §3.2, fig. 1; app. D, fig. 11 and 12",
+    source="FF §3.2, fig. 1; app. D, fig. 11 (VGG) and 12",
     shows="Most of the spectrum sits at zero throughout training, more than the rank bound says.",
     cost={
         "smoke": "3 s, embedded digits",

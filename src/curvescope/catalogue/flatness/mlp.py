@@ -7,8 +7,10 @@ from typing import Any
 
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
 from curvescope.catalogue.flatness import solutions
+from curvescope.catalogue.flatness.ritz import panel, ritz
 from curvescope.catalogue.flatness.solutions import DECAYS
 from curvescope.catalogue.pictures import Picture
+from curvescope.operators.hessian import Hessian
 from curvescope.sharpness import SharpnessReport
 
 LARGEST = (14.4, 15.0, 17.8)
@@ -42,10 +44,23 @@ def run(settings: Settings) -> Outcome:
         "tol": 1e-2,
         "steps": settings.pick(smoke=8, small=16, paper=16),
     }
+    found = solutions.solve(settings, "flatness-mlp", "F-100", train, recipes)
     reports = {
         s.name: solutions.report(settings, "flatness-mlp", s, (train, test), probes=16, **options)
-        for s in solutions.solve(settings, "flatness-mlp", "F-100", train, recipes)
+        for s in found
     }
+    spectra = {}
+    for decay, solution in zip(DECAYS, found, strict=True):
+        settings.tell(f"{solution.name}: spectrum")
+        H = Hessian(solutions.problem(solution.model, train, samples=curvature, size=2500))
+        steps = settings.pick(smoke=20, small=60, paper=100)
+        spectra[solution.name] = ritz(settings, f"flatness-mlp-{decay:g}", H, steps=steps)
+    drawn = Picture(
+        "spectra",
+        "Ritz values of the Hessian and their masses (FF fig. 3a, 3b).",
+        (panel("", spectra),),
+        columns=1,
+    )
     ours = _columns(reports)
     rows = []
     for what, printed in PAPER.items():
@@ -60,9 +75,8 @@ def run(settings: Settings) -> Outcome:
     change = ours["validation accuracy"][-1] - ours["validation accuracy"][0]
     rows.append(Row("validation accuracy: last less first, points", change, paper=2.3, low=0.0))
     notes = (*_notes(epochs, min(curvature, len(train)), ours), *solutions.findings(reports))
-    return Outcome(
-        solutions.beside(settings, rows), (_picture(ours),), solutions.saved(reports), notes
-    )
+    pictures = (_picture(ours), drawn)
+    return Outcome(solutions.beside(settings, rows), pictures, solutions.saved(reports), notes)
 
 
 def _columns(reports: Mapping[str, SharpnessReport]) -> dict[str, list[float]]:

@@ -52,7 +52,7 @@ def run(settings: Settings) -> Outcome:
     notes = (
         f"{_name(settings)} on {_data(settings)}, trained as in App. D without its learning-rate "
         "sweep; the paper has VGG11 with batch norm, and says neither data nor sizes. All spectra "
-        "are exact, from Gram matrices.",
+        "are exact, from Gram matrices; on a GPU training is in TF32, nothing else.",
         subjects.RANGES,
         "“Distance” is the difference of the mean ln λ of two groups: the eigenvalues of the class "
         "part, of class and cross part below them, and Tr(G_within,c)/n of the classes.",

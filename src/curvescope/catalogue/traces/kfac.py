@@ -28,7 +28,7 @@ def run(settings: Settings) -> Outcome:
             problem,
             generator=settings.generator(3),
             limit=settings.pick(smoke=512, small=2048, paper=16384),
-            steps=settings.pick(smoke=24, small=100, paper=128),
+            steps=settings.pick(smoke=24, small=100, paper=120),
         )
         half = carriers(problem)
         rows += [*_rows(name, list(layers.values())),

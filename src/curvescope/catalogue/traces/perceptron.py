@@ -45,7 +45,11 @@ def perceptron(settings: Settings, data: str) -> Perceptron:
 
 def difference(settings: Settings) -> str:
     """What every entry about the perceptron has to say of its training."""
-    full = "as in the paper" if settings.scale == "paper" else "fewer units and images than 2048"
+    full = settings.pick(
+        smoke="fewer units than 2048",
+        small="fewer units than 2048",
+        paper="as in the paper (which of its 20 sample sizes it shows is not said), in TF32",
+    )
     return (
         f"Eight layers, {full}; trained as in App. D (momentum 0.9, weight decay 5e-4, batches of "
         "128, two steps down) at one learning rate, not the best of a sweep, and without the batch "

@@ -55,7 +55,9 @@ def run(settings: Settings) -> Outcome:
         "epochs.",
         subjects.RANGES,
         "The width of a bulk is the root mean square of its eigenvalues once the 2C largest of H "
-        "and of G are taken out.",
+        "and of G are taken out. How many are taken out decides whether E is wider than G: for "
+        "LeNet5 on 30 digits per class, E over G on training data is 0.35, 0.61, 1.7 and 5.0 with "
+        "the 10, 20, 50 and 100 largest of G (exact) taken out: the mini-bulk counts as bulk.",
         "Outliers of H are counted by the widest gap on a logarithmic axis among its 2C largest "
         "eigenvalues; the paper counts by eye.",
         "Densities: Lanczos, M = "
@@ -72,14 +74,15 @@ def _measure(
 ) -> Split:
     H, G = Hessian(problem, keep=True), GaussNewton(problem, keep=True)
     steps = settings.pick(smoke=64, small=128, paper=128)
-    basis = settings.pick(smoke=None, small=None, paper=150)  # 17 GB, fewer products
+    # 17 GB of vectors on a GPU, so that a search needs few products, and no more than it can pay
+    basis = settings.pick(smoke=None, small=None, paper=150)
     C = 10
 
     def density(A: LinearOperator, out: EigenPairs | int) -> SpectralMeasure:
         return spectral_measure(A, steps=steps, deflate=out, generator=generator)
 
     pairs = {
-        name: eigenpairs(A, 2 * C, tol=1e-3, basis=basis, generator=generator)
+        name: eigenpairs(A, 2 * C, tol=1e-3, basis=basis, max_products=basis, generator=generator)
         for name, A in (("H", H), ("G", G))
     }
     measures = {

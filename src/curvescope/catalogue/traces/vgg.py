@@ -35,12 +35,12 @@ class Digits:
         )  # fmt: skip
         return (
             f"{self.network} trained on {self.trained_on} digits per class ({errors}), spectra on "
-            f"{self.measured_on} of each split."
+            f"{self.measured_on} of each split; on a GPU training is in TF32, nothing else."
         )
 
 
 def digits(settings: Settings) -> Digits:
-    """Train (App. D, half of its epochs at ``paper``) and set up both splits."""
+    """Train (App. D; at ``paper`` half of its epochs, and in TF32) and set up both splits."""
     network = settings.pick(smoke="F-24", small="LeNet5", paper="VGG11-4096^2-BN")
     per_class = settings.pick(smoke=20, small=30, paper=1351)
     least = settings.pick(smoke=20, small=30, paper=100)

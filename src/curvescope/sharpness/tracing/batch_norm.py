@@ -74,8 +74,13 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``B δ``, ``Σ δ x̂``, ``Σ δ``."""
     return aten.native_batch_norm_backward(
-        delta, x, weight, None, None, m, r, True, eps, [True, True, True]
+        delta, x, _given(weight, r), None, None, m, r, True, eps, [True, True, True]
     )
+
+
+def _given(weight: Maybe, like: Tensor) -> Tensor:
+    """The weight, or ones: on CUDA the results are made like it, and it must be there."""
+    return torch.ones_like(like) if weight is None else weight
 
 
 class _Backward(torch.autograd.Function):
@@ -120,7 +125,7 @@ class _Backward(torch.autograd.Function):
 def _reduced(a: Tensor, x: Tensor, m: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
     """``Σ a (x − m) r`` and ``Σ a`` of every channel, in one pass over both."""
     _, on_weight, on_bias = aten.native_batch_norm_backward(
-        a, x, None, None, None, m, r, True, 0.0, [False, True, True]
+        a, x, _given(None, r), None, None, m, r, True, 0.0, [False, True, True]
     )
     return on_weight, on_bias
 
