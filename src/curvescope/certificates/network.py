@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from curvescope._checks import ModelError
 from curvescope.certificates.bases import Bases, Pair
 from curvescope.certificates.blocks import Block, Layout
+from curvescope.problem.calling import call_with
 
 _TINY = 1e-20  # keeps the square root differentiable where an input is zero
 
@@ -159,7 +160,7 @@ class StochasticNetwork:
             block, pair = self.layout.blocks[i], bases.pairs[i]
             kick = sigmas[i] * draw.view(block.rows, block.columns)
             overrides.update(_parameters(block, _weights(means[i], kick, pair, rotated)))
-        return torch.func.functional_call(self._copy, overrides, (x,))
+        return call_with(self._copy, overrides, (x,))
 
     def release(self) -> None:
         """Forget the last pass, so that no graph of derivatives stays alive between steps."""

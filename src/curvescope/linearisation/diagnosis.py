@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from curvescope._checks import CurvescopeError, ModelError
 from curvescope.problem.batches import Batch
+from curvescope.problem.calling import call_with
 from curvescope.problem.problem import Problem
 
 _SIGNS = ("not implemented", "once_differentiable", "does not require grad", "not support",
@@ -68,7 +69,7 @@ def _fails(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     variables = [*state.values(), *pytree.tree_leaves((args, kwargs))]
     variables = [v for v in variables if isinstance(v, Tensor) and v.requires_grad]
     try:
-        out = torch.func.functional_call(module, state, args, kwargs)
+        out = call_with(module, state, args, kwargs)
         outs = [o for o in pytree.tree_leaves(out) if isinstance(o, Tensor) and o.requires_grad]
         if not outs or not variables:
             return False

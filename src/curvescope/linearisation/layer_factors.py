@@ -190,8 +190,7 @@ def _push(e: Tensor, x: Tensor, inside: Pair, c: int) -> Tensor:
     # For a single position the change of order moves nothing.
     y = y.view(samples, positions, c, m).transpose(1, 2).reshape(samples, c, positions * m)
     flat = e.reshape(samples, k, positions * m)
-    # One row times a matrix is several times faster than the matrix times one column.
-    return torch.bmm(y, flat.mT).mT if c == 1 else torch.bmm(flat, y.mT)
+    return torch.bmm(flat, y.mT)
 
 
 def _add_pull(e: Tensor, x: Tensor, u: Tensor, total: Pair) -> None:

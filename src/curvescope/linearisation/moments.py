@@ -105,10 +105,12 @@ class LayerMoments:
         shapes = ((m, m), (n, n), (n, self.positions))
         self._batch = tuple(seen.output.new_zeros(shape).detach() for shape in shapes)
         self._total: tuple[Tensor, ...] | None = None
+        self._ended = 0
         self.samples = self.terms = 0
 
     def add_inputs(self, x: Tensor, samples: int, terms: int) -> None:
         """The inputs of some samples, in the layer's own layout."""
+        self._begin()
         self.samples += samples
         self.terms += terms
         add_input_moments(self._layer, x, samples, self._batch[1], self._batch[2])
@@ -118,9 +120,15 @@ class LayerMoments:
         add_error_moment(self._layer, e, self._batch[0])
 
     def end_batch(self) -> None:
-        """Add the batch to the running sums."""
+        """The batch is complete."""
         for own in self._batch[:2]:
             mirror(own)
+        self._ended += 1
+
+    def _begin(self) -> None:
+        """Add what is complete to the running sums; a batch that remains the only one is not."""
+        if not self._ended:
+            return
         if self._total is None:
             self._total = tuple(own.to(torch.float64, copy=True) for own in self._batch)
         else:
@@ -128,10 +136,12 @@ class LayerMoments:
                 total += own
         for own in self._batch:
             own.zero_()
+        self._ended = 0
 
     def means(self) -> tuple[Tensor, Tensor, Tensor]:
         """``E[Σ_t e eᵀ] / T``, ``E[X Xᵀ]`` and ``E[X]``; zeros without samples."""
-        assert self._total is not None
-        errors, inputs, mean = self._total
+        if self._total is not None:
+            self._begin()
+        errors, inputs, mean = self._total or self._batch
         samples, terms = max(self.samples, 1), max(self.terms, 1)
         return errors / (terms * self.positions), inputs / samples, mean / samples

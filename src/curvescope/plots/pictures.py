@@ -33,11 +33,14 @@ def draw(picture: Picture) -> Figure:
 
 
 def _panel(axes: Axes, panel: Panel, figure: Figure) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     if panel.image is not None:
         image = panel.image
+        rows, columns = len(image.values), len(image.values[0])
         shown = axes.imshow(
             image.values, vmin=image.low, vmax=image.high, cmap="magma", interpolation="nearest",
-            aspect="auto",
+            aspect="auto", extent=(0.5, columns + 0.5, rows + 0.5, 0.5),  # counted from 1
         )  # fmt: skip
         axes.grid(visible=False)
         figure.colorbar(shown, ax=axes, shrink=0.9)
@@ -49,9 +52,18 @@ def _panel(axes: Axes, panel: Panel, figure: Figure) -> None:
     axes.set(xlabel=panel.xlabel, ylabel=panel.ylabel)
     if panel.image is None:
         axes.set(xscale=panel.xscale, yscale=panel.yscale)
+    if panel.image is not None or (panel.xscale == "linear" and _counted(panel)):
+        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+    if panel.image is not None:
+        axes.yaxis.set_major_locator(MaxNLocator("auto", integer=True))
     if panel.ylim is not None:
         axes.set_ylim(*panel.ylim)
     style.finish(axes, panel.title)
+
+
+def _counted(panel: Panel) -> bool:
+    """Whether everything stands at whole numbers: epochs, places, dimensions."""
+    return all(x == round(x) for curve in panel.curves for x in curve.x)
 
 
 def _curve(axes: Axes, curve: Curve, colour: str) -> None:

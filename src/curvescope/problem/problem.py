@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from curvescope import _checks
 from curvescope._checks import CurvescopeError, ModelError
 from curvescope.problem.batches import Batch, Batches
+from curvescope.problem.calling import call_with
 from curvescope.problem.losses import Loss, LossAt, as_loss
 from curvescope.problem.params import ParamSpace, Selection
 
@@ -138,7 +139,7 @@ class Problem:
         state.update({name: b.clone() for name, b in self.model.named_buffers()})
         args, kwargs = _arguments(self.model, batch.inputs)
         try:
-            result = torch.func.functional_call(self.model, state, args, kwargs)
+            result = call_with(self.model, state, args, kwargs)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             if isinstance(error, CurvescopeError):
                 raise

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.utils import _pytree as pytree
 
 from curvescope._checks import ModelError
+from curvescope.problem.calling import call_with
 from curvescope.sharpness.tracing.signs import Signs
 
 
@@ -40,7 +40,7 @@ def quiet(model: nn.Module) -> Iterator[Callable[[Any], Tensor]]:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         buffers = {name: b.clone() for name, b in model.named_buffers()}
-        return torch.func.functional_call(model, buffers, args, kwargs)
+        return call_with(model, buffers, args, kwargs)
 
     try:
         for module, training in flags:

@@ -1,0 +1,44 @@
+"""Calling a model with other tensors in the place of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def call_with(
+    model: nn.Module,
+    state: Mapping[str, Tensor],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+) -> Any:
+    """``model(*args, **kwargs)`` with the tensors of ``state`` for its parameters and buffers.
+
+    ``state`` is by the names of ``named_parameters`` and ``named_buffers``, which know a shared
+    tensor by one of its names; it is put in at all its places, and each place once. PyTorch's own
+    way with shared tensors goes through every *name*: a module that is registered twice is changed
+    twice, and what is put back the second time is what was put in the first time.
+
+    >>> shared = nn.Linear(1, 1, bias=False)
+    >>> model = nn.Sequential(shared, shared)
+    >>> call_with(model, {"0.weight": torch.tensor([[3.0]])}, (torch.ones(1),))
+    tensor([9.])
+    >>> isinstance(shared.weight, nn.Parameter)
+    True
+    """
+    names: dict[int, str] = {}
+    everywhere: dict[str, Tensor] = {}
+    for prefix, module in model.named_modules():  # a module that is there twice comes once
+        for attribute, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is None:
+                continue
+            place = f"{prefix}.{attribute}" if prefix else attribute
+            name = names.setdefault(id(tensor), place)
+            if name in state:
+                everywhere[place] = state[name]
+    return torch.func.functional_call(
+        model, everywhere, args, dict(kwargs or {}), tie_weights=False
+    )
