@@ -131,8 +131,9 @@ class Krylov:
         first = inner(old, rows)
         inside = inside + first
         unit, factor = _orthonormal(reject(rows, first, old))
-        # Asking would stall a GPU, where a pass over the basis costs next to nothing.
-        if rows.device.type == "cpu" and rows.shape[0] == 1 and factor[0, 0] > before / 2:
+        # Rows that were not shortened much are orthogonal now. Asking would stall a GPU, where a
+        # pass over the basis costs next to nothing.
+        if rows.device.type == "cpu" and bool((factor.diagonal() > before / 2).all()):
             return unit, factor, inside
         second = inner(old, unit)
         unit, correction = _orthonormal(reject(unit, second, old))
