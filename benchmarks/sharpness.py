@@ -1,13 +1,16 @@
-"""What a step with the trace penalty costs, and PP's metric from a mini-batch, in plain steps.
+r"""What a step with the trace penalty costs, and PP's metric from a mini-batch, in plain steps.
 
     python benchmarks/sharpness.py                                     # CPU
-    python benchmarks/sharpness.py --device cuda --workloads VGG16-BN WideResNet-28x10 --graphs
+    python benchmarks/sharpness.py --device cuda --workloads VGG16-BN --inner 5 --graphs
+    python benchmarks/sharpness.py --device cuda --workloads WideResNet-28x10 \
+        --contestants "train, ggn"
 
 A plain step is forward, backward and SGD with momentum on one batch. All contestants do their steps
 on the same batch in one process, in interleaved rounds; each figure is the median over the rounds
 divided by that of the plain step. "PP" is the paper's way: differentiate vᵀGv or vᵀHv by autograd
-alone. "train" is a step of curvescope.train, without and with the penalty, in plain steps of its
-own. The relative deviation is that of one draw of the penalty's value from draw to draw.
+alone. "train" is a step of curvescope.train as it runs there, without and with the penalty, in
+plain steps of its own: launched one by one on a CPU, on a GPU recorded as a CUDA graph of a few
+steps. The relative deviation is that of one draw of the penalty's value from draw to draw.
 """
 
 from __future__ import annotations
@@ -30,10 +33,17 @@ from workloads import WORKLOADS, mlp
 from curvescope.networks import network
 from curvescope.sharpness import TraceRegulariser, minibatch_metric
 from curvescope.training import Recipe
-from curvescope.training.learner import Learner, Steps
+from curvescope.training.engine import make_engine
+from curvescope.training.learner import Learner
 
 Step = Callable[[], Any]
 WEIGHT = 1e-4
+CONTESTANTS = [
+    *("ggn, objective", "ggn, call", "hessian, objective", "ggn, PP", "hessian, PP"),
+    *("mini-batch metric", "train, ggn", "train, hessian"),
+]
+RECORDED = 8
+"""Steps of curvescope.train in a CUDA graph (in a training 32: recording them takes as long)."""
 
 
 def vgg_bn_small() -> nn.Module:
@@ -149,24 +159,26 @@ def captured(model: nn.Module, objective: Callable[[], Tensor]) -> Step:
     return replay
 
 
-def trainers(model: nn.Module, X: Tensor, y: Tensor) -> dict[str, Step]:
-    """Steps of curvescope.train on this batch, without and with the penalty."""
+def trainers(
+    model: nn.Module, X: Tensor, y: Tensor, chosen: list[str]
+) -> tuple[dict[str, Step], int]:
+    """A few steps of curvescope.train on this batch, without and with a penalty, and how many."""
     g = torch.Generator().manual_seed(0)
+    count = RECORDED if X.is_cuda else 1
+    data = X.repeat(count, *(1,) * (X.ndim - 1)), y.repeat(count)
     recipe = Recipe(seed=0, epochs=1, lr=1e-12, momentum=0.9, batch_size=len(y))
-    rows = torch.arange(len(y), device=X.device)
-    counts = torch.tensor([len(y)], dtype=torch.float64, device=X.device)
+    order = torch.arange(len(data[1]), device=X.device)[None]
     made: dict[str, Step] = {}
-    for name, penalty in (
-        ("plain", None),
-        ("ggn", TraceRegulariser("ggn", weight=WEIGHT, generator=g)),
-        ("hessian", TraceRegulariser("hessian", weight=WEIGHT, generator=g)),
-    ):
+    for name in ("plain", "ggn", "hessian"):
+        if f"train, {name}" not in chosen:
+            continue
+        penalty = None if name == "plain" else TraceRegulariser(name, weight=WEIGHT, generator=g)
         learner = Learner(copy.deepcopy(model), recipe, penalty)
-        table = torch.tensor([learner.optimizer.coefficients(1, recipe.lr)], device=X.device)
-        made[f"train, {name}"] = lambda learner=learner, table=table: learner.advance(
-            X, y, rows, table, Steps((len(y),), counts)
-        )
-    return made
+        engine = make_engine([learner], *data, capture=True)
+        numbers = learner.optimizer.coefficients(1, recipe.lr)
+        table = torch.tensor([[numbers] * count], device=X.device)
+        made[f"train, {name}"] = lambda engine=engine, table=table: list(engine.epoch(order, table))
+    return made, count
 
 
 # Measuring --------------------------------------------------------------------------------------
@@ -209,28 +221,31 @@ def deviations(model: nn.Module, X: Tensor, y: Tensor, draws: int = 20) -> dict[
 def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     """One workload."""
     model, X, y = make(name, args.batch, args.device)
+    chosen = ["plain", "train, plain", *args.contestants]
     objectives = contestants(model, X, y)
-    steps = {key: stepper(model, objective) for key, objective in objectives.items()}
-    g = torch.Generator().manual_seed(0)
-    steps["mini-batch metric"] = lambda: minibatch_metric(model, X, y, generator=g)
-    steps |= trainers(model, X, y)
+    steps = {key: stepper(model, f) for key, f in objectives.items() if key in chosen}
+    if "mini-batch metric" in chosen:
+        g = torch.Generator().manual_seed(0)
+        steps["mini-batch metric"] = lambda: minibatch_metric(model, X, y, generator=g)
     found = times(steps, args.device, args.rounds, args.inner, cpu_time=args.cpu_time)
-    trained = {key: value for key, value in found.items() if key.startswith("train, ")}
+    steps, count = trainers(model, X, y, chosen)
+    trained = times(steps, args.device, args.rounds, args.inner, cpu_time=args.cpu_time)
     result: dict[str, Any] = {
         "workload": name,
         "batch": len(X),
         "parameters": sum(p.numel() for p in model.parameters()),
         "plain step, ms": 1e3 * found["plain"],
+        "plain step of train, ms": 1e3 * trained["train, plain"] / count,
         "ratio": {
-            key: value / found["train, plain" if key in trained else "plain"]
-            for key, value in found.items()
+            **{key: value / found["plain"] for key, value in found.items()},
+            **{key: value / trained["train, plain"] for key, value in trained.items()},
         },
-        "plain step of train, ms": 1e3 * found["train, plain"],
-        "relative deviation of one draw": deviations(model, X, y),
     }
+    if "ggn, PP" in chosen:
+        result["relative deviation of one draw"] = deviations(model, X, y)
     if args.graphs:
-        chosen = ("plain", "ggn, objective")
-        graphs = {key: captured(model, objectives[key]) for key in chosen}
+        del steps  # and the memory of their graphs
+        graphs = {key: captured(model, objectives[key]) for key in ("plain", "ggn, objective")}
         replayed = times(graphs, args.device, args.rounds, args.inner)
         result["plain step as a CUDA graph, ms"] = 1e3 * replayed["plain"]
         result["ratio as CUDA graphs"] = replayed["ggn, objective"] / replayed["plain"]
@@ -240,6 +255,10 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workloads", nargs="+", default=["MLP", "VGG11-W64", "VGG-BN-small"])
+    parser.add_argument(
+        "--contestants", nargs="+", default=CONTESTANTS, choices=CONTESTANTS, metavar="NAME",
+        help=f"beside the plain steps, some of: {'; '.join(CONTESTANTS)} (default: all)",
+    )  # fmt: skip
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--batch", type=int, help="samples (default: by workload)")
     parser.add_argument("--rounds", type=int, default=7)

@@ -61,6 +61,8 @@ def test_the_penalty_lowers_the_trace() -> None:
     assert 0 < ratio < 0.9
     (cost,) = [row.ours for row in found.rows if row.what.startswith("an epoch in plain epochs")]
     assert cost > 0.5
+    start, (_, penalised) = found.numbers["start"], list(found.numbers.values())[1:]
+    assert penalised["η"] * start["trace"] / start["loss"] == pytest.approx(0.1, rel=0.05)
 
 
 def test_the_tables_columns_belong_to_the_solutions(tmp_path: Path) -> None:

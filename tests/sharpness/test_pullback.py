@@ -6,16 +6,20 @@ import warnings
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from curvescope.problem.losses import UserLoss, as_loss
+from curvescope.sharpness.tracing.batch_norm import batch_norm
 from curvescope.sharpness.tracing.capture import Capture
 from curvescope.sharpness.tracing.convolution import Settings
+from curvescope.sharpness.tracing.correlation import _folded, _tap_by_tap, correlate
 from curvescope.sharpness.tracing.forward import quiet
 from curvescope.sharpness.tracing.independence import samples_apart
 from curvescope.sharpness.tracing.output_probes import output_root
-from curvescope.sharpness.tracing.pullback import Folding, _correlate, squared_gradients
+from curvescope.sharpness.tracing.pullback import Folding, squared_gradients
+from curvescope.sharpness.tracing.relu import relu
 from curvescope.sharpness.tracing.signs import Signs
 from tests.cases import CASES, Case, build
 from tests.reference.curvature import Reference
@@ -107,7 +111,8 @@ def test_weight_gradients_of_single_samples(case: tuple[int, ...]) -> None:
     y = layer(x)
     delta = torch.randn(y.shape, generator=g, dtype=torch.float64, requires_grad=True)
     settings = Settings((stride,) * dims, (padding,) * dims, (dilation,) * dims, groups)
-    ours = _correlate(delta, x, layer.weight, settings).square().flatten(1).sum(1)
+    gradients = correlate(delta, x, layer.weight.shape[2:], settings, apart=True)
+    ours = gradients.square().flatten(1).sum(1)
     expected = []
     for n in range(3):
         (w,) = torch.autograd.grad(
@@ -121,6 +126,66 @@ def test_weight_gradients_of_single_samples(case: tuple[int, ...]) -> None:
         strict=True,
     ):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("case", SETTINGS)
+def test_weight_gradients_of_the_whole_batch(case: tuple[int, ...]) -> None:
+    """Their sum over the samples and its derivatives, against those of the single ones."""
+    dims, size, kernel, stride, padding, dilation, groups = case
+    g = torch.Generator().manual_seed(0)
+    settings = Settings((stride,) * dims, (padding,) * dims, (dilation,) * dims, groups)
+    x = torch.randn(3, 4, *(size,) * dims, generator=g, dtype=torch.float64, requires_grad=True)
+    y = settings.forward(x, x.new_zeros(6, 4 // groups, *(kernel,) * dims))
+    delta = torch.randn(y.shape, generator=g, dtype=torch.float64, requires_grad=True)
+    found = []
+    for apart in (True, False):
+        gradient = correlate(delta, x, (kernel,) * dims, settings, apart=apart)
+        total = gradient.sum(0) if apart else gradient
+        found.append((total, *torch.autograd.grad(total.square().sum(), (delta, x))))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("windows", [((3, 3), (1, 1), (1, 1)), ((2, 3), (2, 1), (0, 2))])
+def test_both_ways_to_overlay_windows(windows: tuple[tuple[int, ...], ...]) -> None:
+    """That of the GPU and that of the CPU."""
+    g = torch.Generator().manual_seed(0)
+    slope = torch.randn(3, 2, *windows[0], 5, 4, generator=g, dtype=torch.float64)
+    torch.testing.assert_close(_folded(slope, windows), _tap_by_tap(slope, windows))
+
+
+@pytest.mark.parametrize("shape", [(6, 3), (4, 3, 5), (2, 3, 4, 2)])
+@pytest.mark.parametrize("scales", [None, (1.5, -0.5, 2.0), (0.0, 1.0, 0.0)])
+def test_batch_norm_and_relu_have_torchs_second_derivatives(
+    shape: tuple[int, ...], scales: tuple[float, ...] | None
+) -> None:
+    """Of all three results of the backward pass, also where a channel's scale is zero."""
+    g = torch.Generator().manual_seed(0)
+    x, delta, a = torch.randn(3, *shape, generator=g, dtype=torch.float64)
+    x, delta = (3 * x + 1).requires_grad_(), delta.requires_grad_()
+    weight = bias = None
+    if scales is not None:
+        weight = torch.tensor(scales, dtype=torch.float64, requires_grad=True)
+        bias = torch.linspace(-1, 1, 3, dtype=torch.float64).requires_grad_()
+    given = [t for t in (x, weight, bias) if t is not None]
+    found = []
+    for norm, mask in ((batch_norm, relu), (F.batch_norm, torch.relu)):
+        y = mask(norm(x, None, None, weight, bias, True))
+        slopes = torch.autograd.grad(y, given, delta, create_graph=True)
+        total = (a * slopes[0]).sum() + sum(s.square().sum() for s in slopes[1:])
+        seconds = torch.autograd.grad(total, [delta, *given], materialize_grads=True)
+        found.append((y, *slopes, *seconds))
+    for ours, torchs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, torchs)
+
+
+def test_relu_in_place_stays_in_place() -> None:
+    layer = nn.Sequential(nn.Linear(2, 2), nn.ReLU(inplace=True))
+    with Capture(layer.parameters(), second_order=True) as capture:
+        h = layer[0](torch.ones(1, 2))
+        y = layer[1](h)
+    assert y is h
+    assert capture.curved is None
 
 
 @pytest.mark.parametrize("padding", ["same", "valid"])

@@ -21,12 +21,14 @@ from torch.overrides import TorchFunctionMode
 
 from curvescope.sharpness.tracing.batch_norm import batch_norm
 from curvescope.sharpness.tracing.convolution import Pass, Settings, convolve
+from curvescope.sharpness.tracing.relu import relu
 
 _CONVOLUTIONS: dict[Callable[..., Tensor], int] = {
     torch.conv1d: 1,
     torch.conv2d: 2,
     torch.conv3d: 3,
 }
+_RELUS = {F.relu, torch.relu, Tensor.relu}
 
 # Functions that are piecewise affine in whatever they act on, by their names in torch.
 _AFFINE = {
@@ -59,10 +61,10 @@ class LayerCall:
 class Capture(TorchFunctionMode):
     """Records the layers whose weights are among ``parameters`` while the context is open.
 
-    ``second_order`` prepares convolutions and batch norms for one derivative of their backward
-    pass (not for two). ``interacting`` says whether a batch norm used the statistics of the batch,
-    so that samples see each other; ``curved`` names the first function that is not piecewise
-    affine.
+    ``second_order`` prepares convolutions, batch norms and ReLUs for one derivative of their
+    backward pass (not for two). ``interacting`` says whether a batch norm used the statistics of
+    the batch, so that samples see each other; ``curved`` names the first function that is not
+    piecewise affine.
     """
 
     def __init__(self, parameters: Iterable[Tensor], *, second_order: bool) -> None:
@@ -90,6 +92,8 @@ class Capture(TorchFunctionMode):
             self.interacting = True
             self._mark("batch_norm in train mode")
             return (batch_norm if self._prepares(args[0]) else func)(*args, **kwargs)
+        if func in _RELUS and self._second_order and not _in_place(*args, **kwargs):
+            return relu(args[0] if args else kwargs["input"])
         result = func(*args, **kwargs)
         if not _is_affine(func, tensors) and any(t.requires_grad for t in _tensors((result,))):
             self._mark(_name(func))
@@ -164,6 +168,10 @@ def _training(
     *_: Any, **__: Any,
 ) -> bool:  # fmt: skip
     return training
+
+
+def _in_place(_: Tensor | None = None, inplace: bool = False, **__: Any) -> bool:
+    return inplace
 
 
 def _tensors(values: Iterable[Any]) -> list[Tensor]:

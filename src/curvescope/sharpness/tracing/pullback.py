@@ -12,20 +12,15 @@ sum over the batch takes their place.
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.autograd.graph import get_gradient_edge
 
 from curvescope.sharpness.tracing.capture import Capture, LayerCall
-from curvescope.sharpness.tracing.convolution import Settings
+from curvescope.sharpness.tracing.correlation import correlate
 from curvescope.sharpness.tracing.signs import Signs
 
 _ROWS_APART, _ROWS_TOGETHER = 1, 2
@@ -141,80 +136,10 @@ def _gradients(
         x, delta = x.flatten(1, -2).mT, delta.flatten(1, -2).mT
         folded = fold(delta, groups=1, apart=apart)
         g = torch.bmm(folded, x.mT)
+        g = g if apart else g.sum(0)
     else:
         folded = fold(delta, groups=settings.groups, apart=apart)
-        g = _correlate(folded, x, call.weight, settings)
-    found = [g, folded.flatten(2).sum(2)] if bias else [g]
-    return found if apart else [g.sum(0) for g in found]
-
-
-def _correlate(delta: Tensor, x: Tensor, weight: Tensor, settings: Settings) -> Tensor:
-    """``δ_n ⋆ x_n`` of every sample: ``[B, groups, k · taps, n]``, taps in any order.
-
-    The few channels of ``δ`` are laid out once for each tap of the filter, where a convolution
-    would unfold the many of ``x``; what remains is a batched matrix product. (A convolution kernel
-    would take as long for two channels as for dozens.)
-    """
-    batch, places = x.shape[0] * settings.groups, math.prod(x.shape[2:])
-    left = _laid_out(delta, x.shape[2:], weight.shape[2:], settings).reshape(batch, -1, places)
-    g = torch.bmm(left, x.reshape(batch, -1, places).mT)
-    return g.unflatten(0, (x.shape[0], -1))
-
-
-def _laid_out(
-    delta: Tensor, shape: Sequence[int], kernel: Sequence[int], settings: Settings
-) -> Tensor:
-    """``[B, k, *taps, *shape]``: what each tap of the filter brings from ``δ`` to each input place.
-
-    Output place ``o`` meets input place ``i = o s + τ d − p`` at tap ``τ``. In every dimension the
-    outputs are put ``s`` apart, padded or cropped, and seen through windows of taps.
-    """
-    dims = len(kernel)
-    for axis in range(2, 2 + dims):
-        j = axis - 2
-        s, p, d = settings.stride[j], settings.padding[j], settings.dilation[j]
-        reach = d * (kernel[j] - 1)
-        delta = delta.movedim(axis, -1)
-        if s > 1:
-            delta = F.pad(delta[..., None], (0, s - 1)).flatten(-2)[..., : 1 - s]
-        delta = F.pad(delta, (reach - p, shape[j] + p - delta.shape[-1])).movedim(-1, axis)
-    if delta.device.type == "cpu":
-        laid: Tensor = _Windows.apply(delta, tuple(kernel), settings.dilation)  # type: ignore[no-untyped-call]
-        return laid
-    return _windows(delta, kernel, settings.dilation)
-
-
-def _windows(delta: Tensor, kernel: Sequence[int], dilation: Sequence[int]) -> Tensor:
-    """``[B, k, *taps, *places]``: what lies under each tap of a window at each place, a view."""
-    dims = len(kernel)
-    for j in range(dims):
-        d = dilation[j]
-        delta = delta.unfold(2 + j, d * (kernel[j] - 1) + 1, 1)[..., ::d]
-    return delta.permute(0, 1, *range(2 + dims, 2 + 2 * dims), *range(2, 2 + dims))
-
-
-class _Windows(torch.autograd.Function):
-    """The windows as a copy, with a derivative in one addition for each tap.
-
-    That of ``Tensor.unfold`` goes through single numbers on a CPU; it was a quarter of a step.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, delta: Tensor, kernel: tuple[int, ...], dilation: tuple[int, ...]
-    ) -> Tensor:
-        ctx.shape, ctx.kernel, ctx.dilation = delta.shape, kernel, dilation
-        return _windows(delta, kernel, dilation).contiguous()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
-        total = slope.new_zeros(ctx.shape)
-        places = slope.shape[-len(ctx.kernel) :]
-        both: tuple[Any, ...] = (slice(None), slice(None))
-        for tap in itertools.product(*(range(size) for size in ctx.kernel)):
-            under: tuple[Any, ...] = tuple(
-                slice(t * d, t * d + n) for t, d, n in zip(tap, ctx.dilation, places, strict=True)
-            )
-            total[both + under] += slope[both + tap]
-        return total, None, None
+        g = correlate(folded, x, call.weight.shape[2:], settings, apart=apart)
+    if not bias:
+        return [g]
+    return [g, folded.sum([*(() if apart else (0,)), *range(2, folded.ndim)])]
