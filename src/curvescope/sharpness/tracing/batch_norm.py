@@ -77,6 +77,8 @@ class _BatchNorm(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Maybe, bias: Maybe, mean: Maybe, var: Maybe, momentum: float,
         eps: float,
     ) -> Tensor:  # fmt: skip
+        last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
+        x = x if last else x.contiguous()  # cuDNN's backward pass wants it so
         y, m, r, reserve, index = torch._batch_norm_impl_index(
             x, weight, bias, mean, var, True, momentum, eps, torch.backends.cudnn.enabled
         )

@@ -67,6 +67,7 @@ def batch_norms_train(model: nn.Module) -> bool:
 def take(X: Any, y: Any, samples: int, stream: Signs) -> tuple[Any, Any]:
     """Some samples of a batch, drawn without replacement; all of them if there are no more.
 
+    >>> import torch
     >>> X, y = torch.arange(10).reshape(5, 2), torch.arange(5)
     >>> a, b = take(X, y, 3, Signs(torch.Generator().manual_seed(0)))
     >>> a.shape, bool((a[:, 0] == 2 * b).all())
