@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 from torch import nn
 
-from curvescope import certificates
+from curvescope import certificates, io
 from curvescope._checks import CurvescopeError
 from curvescope.certificates import Certificate, Confidence, Verification, posterior_method
 from curvescope.cli.progress import stoppable
@@ -112,7 +112,7 @@ def certify(
     certificate.save(place)
     shutil.rmtree(parts, ignore_errors=True)
     if as_json:
-        typer.echo(json.dumps({**certificate.to_json(), "file": str(place)}, indent=2))
+        typer.echo(json.dumps({**io.read_json(place), "file": str(place)}, indent=2))
     else:
         show(certificate, place, Console(highlight=False, soft_wrap=True))
 

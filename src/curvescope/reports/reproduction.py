@@ -7,7 +7,7 @@ from pathlib import Path
 from curvescope.catalogue.entry import Row
 from curvescope.catalogue.listing import entries
 from curvescope.catalogue.record import Record, load
-from curvescope.io import atomic
+from curvescope.io import atomic, make_folder
 from curvescope.plots import style
 from curvescope.plots.pictures import draw
 
@@ -15,16 +15,17 @@ from curvescope.plots.pictures import draw
 def write(folder: Path, record: Record) -> Path:
     """Write ``outcome.json``, the pictures (``.png`` and ``.svg``) and ``README.md``.
 
-    ``folder/INDEX.md`` then lists all entries that are there. Returns the path of the page.
+    The outcome comes after the page: where it is, the entry is finished. ``folder/INDEX.md`` then
+    lists all entries that are there. Returns the path of the page.
     """
-    record.save(folder)
-    place = folder / record.entry
+    place = make_folder(folder / record.entry)
     for picture in record.outcome.pictures:
         figure = draw(picture)
         for kind in ("png", "svg"):
             style.save(figure, place / f"{picture.name}.{kind}")
     page = place / "README.md"
     _write(page, markdown(record))
+    record.save(folder)
     _write(folder / "INDEX.md", index(folder))
     return page
 
