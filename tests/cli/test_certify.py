@@ -155,3 +155,20 @@ def test_a_verification_needs_model_and_data_together(folder: Path, tmp_path: Pa
     run(folder, *QUICK, "--out", place)
     with pytest.raises(CurvescopeError, match="need both --model and --data"):
         run("--verify", place, "--data", "mnist-6k")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [({"--slack": "-1"}, "slack must be positive"), ({"--out": ""}, "is a folder")],
+)
+def test_what_cannot_be_done_is_refused_before_the_work(
+    folder: Path, tmp_path: Path, wrong: dict[str, str], sentence: str
+) -> None:
+    before = sorted(folder.rglob("*"))
+    options = {"--slack": "0.05", "--out": "c.json"} | wrong
+    place = tmp_path / options["--out"]
+    with pytest.raises(CurvescopeError, match=sentence):
+        run(folder, "--out", place, "--slack", options["--slack"], "--epochs", "1", "--quiet")
+    assert sorted(folder.rglob("*")) == before
+    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.parent.glob(f"{tmp_path.name}.*")) == []

@@ -13,7 +13,13 @@ from curvescope import _checks, _random, io
 from curvescope.certificates.blocks import Layout
 from curvescope.certificates.bound import Confidence, risk_bound
 from curvescope.certificates.certificate import Certificate, Orientation, PriorTerm, Source
-from curvescope.certificates.evaluate import Draws, evaluate, mean_error, stochastic_error
+from curvescope.certificates.evaluate import (
+    Draws,
+    check_slack,
+    evaluate,
+    mean_error,
+    stochastic_error,
+)
 from curvescope.certificates.examples import as_examples, check_labels, digest, home
 from curvescope.certificates.methods import Method, posterior_method
 from curvescope.certificates.optimise import Optimised, Progress, optimise
@@ -89,6 +95,7 @@ def certify(
     (True, 0.965)
     """
     generator = _checks.generator("certify", generator)
+    check_slack(slack)
     chosen = posterior_method(method) if isinstance(method, str) else method
     confidence = confidence or Confidence()
     device, dtype = home("certify", model)

@@ -61,6 +61,13 @@ class Draws:
         return monte_carlo_bound(self.mean, self.count, delta=delta)
 
 
+def check_slack(slack: float | None) -> None:
+    """Refuse a slack that is not a positive number, before any work is done for it."""
+    if slack is not None and not finite_float("certify", "slack", slack) > 0:
+        msg = f"certify: slack must be positive, got {slack!r}"
+        raise CurvescopeError(msg)
+
+
 def evaluate(
     model: nn.Module,
     posterior: Posterior,
@@ -93,9 +100,7 @@ def evaluate(
         CurvescopeError: If the checkpoint belongs to another posterior or other settings.
     """
     network = StochasticNetwork(model, posterior.layout, data[0][:4])
-    if slack is not None and not finite_float("certify", "slack", slack) > 0:
-        msg = f"certify: slack must be positive, got {slack!r}"
-        raise CurvescopeError(msg)
+    check_slack(slack)
     seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
     noise = torch.Generator(device=data[0].device).manual_seed(seed)
     n = len(data[0])

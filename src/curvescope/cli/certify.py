@@ -91,6 +91,9 @@ def certify(
             return
         subject = _subject(run, model, weights, initial, data, root=root, seed=data_seed)
     place = out or (run / "certificate.json" if run is not None else Path("certificate.json"))
+    if place.is_dir():
+        msg = f"--out {str(place)!r}: is a folder; name a file for the certificate"
+        raise CurvescopeError(msg)
     changes = {} if epochs is None else {"epochs": epochs}
     network, prior, splits = subject
     parts = place.with_suffix(".parts")
