@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import dataclass
 from math import inf, isnan, nan
 from pathlib import Path
@@ -158,3 +159,10 @@ def test_a_damaged_line_before_the_last_is_named(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text('{"epoch": 1}\n{"epo\n{"epoch": 3}\n')
     with pytest.raises(CurvescopeError, match="a line is not JSON"):
         io.read_json_lines(tmp_path / "log.jsonl")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="devices are files on POSIX")
+@pytest.mark.parametrize("read", [io.read_json, io.read_json_lines])
+def test_a_device_is_not_read_to_its_end(read) -> None:
+    with pytest.raises(CurvescopeError, match="'/dev/zero': is not a regular file"):
+        read("/dev/zero")

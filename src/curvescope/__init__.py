@@ -1,74 +1,88 @@
-"""The curvature of neural networks: exact where possible, with error bars where not."""
+"""The curvature of neural networks: exact where possible, with error bars where not.
 
-from curvescope._checks import CurvescopeError, ModelError
-from curvescope.certificates import Certificate, certify
-from curvescope.data import Dataset, dataset, gaussian_mixture
-from curvescope.networks import NetworkSpec, initialise, network
-from curvescope.operators.algebra import deflate, knockout
-from curvescope.operators.base import LinearOperator
-from curvescope.operators.gauss_newton import EmpiricalFisher, GaussNewton, MonteCarloFisher
-from curvescope.operators.hessian import Hessian
-from curvescope.operators.kronecker import KroneckerOperator
-from curvescope.operators.simple import Dense, Diagonal, Identity, LowRank
-from curvescope.problem import ParamSpace, Problem
-from curvescope.sharpness import (
-    SharpnessReport,
-    TraceRegulariser,
-    compare_reports,
-    minibatch_metric,
-    pac_metric,
-    rank_history,
-    rescale,
-    sharpness,
-    sharpness_by_mode,
-    subsampling_study,
-)
-from curvescope.spectra import (
-    EigenPairs,
-    Estimate,
-    SpectralMeasure,
-    Status,
-    Tridiagonal,
-    block_lanczos,
-    diagonal,
-    eigenpairs,
-    exact_spectrum,
-    frobenius,
-    kpm,
-    lanczos,
-    logdet,
-    rank_bound,
-    rank_degeneracy,
-    spectral_measure,
-    subspace_iteration,
-    trace,
-)
-from curvescope.spectra.exact import ExactSpectrum, log_distance
-from curvescope.structure.autocorrelation import autocorrelation_structure, autocorrelation_table
-from curvescope.structure.cfac import cfac, layer_approximations
-from curvescope.structure.classes import ClassStructure, class_structure
-from curvescope.structure.clustering import logit_clusters, tsne
-from curvescope.structure.correspondence import correspondence, singular_structure
-from curvescope.structure.factors import KroneckerFactors, kronecker_factors
-from curvescope.structure.full_hessian import full_hessian_approximation, full_output_hessian
-from curvescope.structure.knockouts import class_knockouts, hessian_split
-from curvescope.structure.layer_pairs import layer_eigenpairs
-from curvescope.structure.layers import layer_statistics
-from curvescope.structure.outliers import attribute_outliers
-from curvescope.structure.output_hessian import output_hessian_theory, random_two_layer
-from curvescope.structure.overlap import compare_eigenpairs, overlap, pairwise_overlap
-from curvescope.structure.prediction import overlap_prediction
-from curvescope.structure.traces import class_traces
-from curvescope.training import (
-    Recipe,
-    Trained,
-    evaluate,
-    load_network,
-    load_weights,
-    save_weights,
-    train,
-    train_many,
-)
+A name is imported when it is first used, so that the command line need not wait for torch.
+"""
+
+import sys
+from importlib import import_module
+from types import ModuleType
+
+TYPE_CHECKING = False  # as in typing, which would cost more than all the rest here
+if TYPE_CHECKING:
+    from curvescope._checks import CurvescopeError, ModelError
+    from curvescope.certificates import Certificate
+    from curvescope.certificates.certify import certify
+    from curvescope.data import Dataset, dataset, gaussian_mixture
+    from curvescope.networks import NetworkSpec, network
+    from curvescope.networks.initialise import initialise
+    from curvescope.operators.algebra import deflate, knockout
+    from curvescope.operators.base import LinearOperator
+    from curvescope.operators.gauss_newton import EmpiricalFisher, GaussNewton, MonteCarloFisher
+    from curvescope.operators.hessian import Hessian
+    from curvescope.operators.kronecker import KroneckerOperator
+    from curvescope.operators.simple import Dense, Diagonal, Identity, LowRank
+    from curvescope.problem import ParamSpace, Problem
+    from curvescope.sharpness import (
+        SharpnessReport,
+        TraceRegulariser,
+        compare_reports,
+        minibatch_metric,
+        pac_metric,
+        rank_history,
+        sharpness,
+        sharpness_by_mode,
+        subsampling_study,
+    )
+    from curvescope.sharpness.rescale import rescale
+    from curvescope.spectra import (
+        EigenPairs,
+        Estimate,
+        SpectralMeasure,
+        Status,
+        Tridiagonal,
+        block_lanczos,
+        diagonal,
+        exact_spectrum,
+        frobenius,
+        rank_bound,
+        rank_degeneracy,
+        spectral_measure,
+        subspace_iteration,
+    )
+    from curvescope.spectra.eigenpairs import eigenpairs
+    from curvescope.spectra.exact import ExactSpectrum, log_distance
+    from curvescope.spectra.kpm import kpm
+    from curvescope.spectra.lanczos import lanczos
+    from curvescope.spectra.logdet import logdet
+    from curvescope.spectra.trace import trace
+    from curvescope.structure.autocorrelation import (
+        autocorrelation_structure,
+        autocorrelation_table,
+    )
+    from curvescope.structure.cfac import cfac, layer_approximations
+    from curvescope.structure.classes import ClassStructure, class_structure
+    from curvescope.structure.clustering import logit_clusters, tsne
+    from curvescope.structure.correspondence import correspondence, singular_structure
+    from curvescope.structure.factors import KroneckerFactors, kronecker_factors
+    from curvescope.structure.full_hessian import full_hessian_approximation, full_output_hessian
+    from curvescope.structure.knockouts import class_knockouts, hessian_split
+    from curvescope.structure.layer_pairs import layer_eigenpairs
+    from curvescope.structure.layers import layer_statistics
+    from curvescope.structure.outliers import attribute_outliers
+    from curvescope.structure.output_hessian import output_hessian_theory, random_two_layer
+    from curvescope.structure.overlap import compare_eigenpairs, overlap, pairwise_overlap
+    from curvescope.structure.prediction import overlap_prediction
+    from curvescope.structure.traces import class_traces
+    from curvescope.training import (
+        Recipe,
+        Trained,
+        evaluate,
+        load_network,
+        load_weights,
+        save_weights,
+        train,
+        train_many,
+    )
 
 __all__ = [
     "Certificate",
@@ -160,3 +174,111 @@ __all__ = [
     "train_many",
     "tsne",
 ]
+
+_HOMES = {
+    "curvescope._checks": ("CurvescopeError", "ModelError"),
+    "curvescope.certificates": ("Certificate",),
+    "curvescope.certificates.certify": ("certify",),
+    "curvescope.data": ("Dataset", "dataset", "gaussian_mixture"),
+    "curvescope.networks": ("NetworkSpec", "network"),
+    "curvescope.networks.initialise": ("initialise",),
+    "curvescope.operators.algebra": ("deflate", "knockout"),
+    "curvescope.operators.base": ("LinearOperator",),
+    "curvescope.operators.gauss_newton": ("EmpiricalFisher", "GaussNewton", "MonteCarloFisher"),
+    "curvescope.operators.hessian": ("Hessian",),
+    "curvescope.operators.kronecker": ("KroneckerOperator",),
+    "curvescope.operators.simple": ("Dense", "Diagonal", "Identity", "LowRank"),
+    "curvescope.problem": ("ParamSpace", "Problem"),
+    "curvescope.sharpness": (
+        "SharpnessReport",
+        "TraceRegulariser",
+        "compare_reports",
+        "minibatch_metric",
+        "pac_metric",
+        "rank_history",
+        "sharpness",
+        "sharpness_by_mode",
+        "subsampling_study",
+    ),
+    "curvescope.sharpness.rescale": ("rescale",),
+    "curvescope.spectra": (
+        "EigenPairs",
+        "Estimate",
+        "SpectralMeasure",
+        "Status",
+        "Tridiagonal",
+        "block_lanczos",
+        "diagonal",
+        "exact_spectrum",
+        "frobenius",
+        "rank_bound",
+        "rank_degeneracy",
+        "spectral_measure",
+        "subspace_iteration",
+    ),
+    "curvescope.spectra.eigenpairs": ("eigenpairs",),
+    "curvescope.spectra.exact": ("ExactSpectrum", "log_distance"),
+    "curvescope.spectra.kpm": ("kpm",),
+    "curvescope.spectra.lanczos": ("lanczos",),
+    "curvescope.spectra.logdet": ("logdet",),
+    "curvescope.spectra.trace": ("trace",),
+    "curvescope.structure.autocorrelation": ("autocorrelation_structure", "autocorrelation_table"),
+    "curvescope.structure.cfac": ("cfac", "layer_approximations"),
+    "curvescope.structure.classes": ("ClassStructure", "class_structure"),
+    "curvescope.structure.clustering": ("logit_clusters", "tsne"),
+    "curvescope.structure.correspondence": ("correspondence", "singular_structure"),
+    "curvescope.structure.factors": ("KroneckerFactors", "kronecker_factors"),
+    "curvescope.structure.full_hessian": ("full_hessian_approximation", "full_output_hessian"),
+    "curvescope.structure.knockouts": ("class_knockouts", "hessian_split"),
+    "curvescope.structure.layer_pairs": ("layer_eigenpairs",),
+    "curvescope.structure.layers": ("layer_statistics",),
+    "curvescope.structure.outliers": ("attribute_outliers",),
+    "curvescope.structure.output_hessian": ("output_hessian_theory", "random_two_layer"),
+    "curvescope.structure.overlap": ("compare_eigenpairs", "overlap", "pairwise_overlap"),
+    "curvescope.structure.prediction": ("overlap_prediction",),
+    "curvescope.structure.traces": ("class_traces",),
+    "curvescope.training": (
+        "Recipe",
+        "Trained",
+        "evaluate",
+        "load_network",
+        "load_weights",
+        "save_weights",
+        "train",
+        "train_many",
+    ),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+if not TYPE_CHECKING:  # a type checker knows the names above and should refuse others
+
+    def __getattr__(name: str) -> object:
+        """A public name from its module, or a folder of the package."""
+        if name in _HOME_OF:
+            value = getattr(import_module(_HOME_OF[name]), name)
+            globals()[name] = value
+            return value
+        if not name.startswith("_"):
+            try:
+                return import_module(f"{__name__}.{name}")
+            except ModuleNotFoundError as error:
+                if error.name != f"{__name__}.{name}":
+                    raise
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]
+
+
+class _Package(ModuleType):
+    """Importing the folder ``sharpness`` must not hide the function of that name."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOME_OF and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

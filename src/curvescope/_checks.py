@@ -7,9 +7,11 @@ An error says where, the rule, what was given and the remedy. Misuse of the libr
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:  # the command line needs the errors before torch, which takes a second or two
+    import torch
+    from torch import Tensor
 
 
 class CurvescopeError(ValueError):
@@ -51,6 +53,8 @@ def finite_float(where: str, name: str, value: float, minimum: float | None = No
 
 def generator(where: str, value: torch.Generator | None) -> torch.Generator:
     """Return the generator; there is no default, because a hidden seed is a hidden choice."""
+    import torch
+
     if not isinstance(value, torch.Generator):
         msg = (
             f"{where}: generator must be a torch.Generator, got {type(value).__name__}; "
@@ -62,6 +66,8 @@ def generator(where: str, value: torch.Generator | None) -> torch.Generator:
 
 def columns(where: str, x: Tensor, rows: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return ``x`` if it is a vector ``[rows]`` or a block ``[rows, k]`` that fits an operator."""
+    from torch import Tensor
+
     if not isinstance(x, Tensor):
         msg = f"{where}: needs a torch.Tensor, got {type(x).__name__}; use torch.as_tensor(...)"
         raise CurvescopeError(msg)

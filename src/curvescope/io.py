@@ -13,7 +13,7 @@ import json
 import os
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,20 +46,73 @@ def atomic(path: PathLike) -> Iterator[Path]:
     ('whole', ['note.txt'])
     """
     target = Path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
-    try:
-        temporary.touch(exist_ok=False)
+    with _beside(target) as temporary:
         yield temporary
         flush(temporary)
         temporary.replace(target)
         if os.name == "posix":  # elsewhere a folder cannot be opened
             flush(target.parent)
+
+
+@contextmanager
+def atomic_all(*paths: PathLike) -> Iterator[tuple[Path, ...]]:
+    """Temporary paths for files that belong together; the last one says that the others are there.
+
+    All are complete on the disk before any of them is moved. The last file is removed first and
+    moved last: whoever finds it finds the files that belong to it, also after a kill in between.
+
+    Args:
+        *paths: The files; their folders must exist.
+
+    Raises:
+        CurvescopeError: If a folder is missing, protected or full; all files are as they were then.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> with atomic_all(folder / "numbers", folder / "page") as (numbers, page):
+    ...     _ = numbers.write_text("1 2 3"), page.write_text("see numbers")
+    >>> sorted(file.name for file in folder.iterdir())
+    ['numbers', 'page']
+    """
+    with ExitStack() as stack:
+        temporary = tuple(stack.enter_context(_beside(path)) for path in paths)
+        yield temporary
+        for file, path in zip(temporary, paths, strict=True):
+            with _said(path):
+                flush(file)
+        last = Path(paths[-1])
+        with _said(last):
+            last.unlink(missing_ok=True)
+        for file, path in zip(temporary, paths, strict=True):
+            with _said(path):
+                file.replace(path)
+                if os.name == "posix":
+                    flush(Path(path).parent)
+
+
+@contextmanager
+def _beside(path: PathLike) -> Iterator[Path]:
+    """A new file in the same folder, gone at the end unless it was moved."""
+    target = Path(path)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
+    with _said(path):
+        try:
+            temporary.touch(exist_ok=False)
+            yield temporary
+        finally:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _said(path: PathLike) -> Iterator[None]:
+    """An error of the operating system as one sentence about the file that was to be written."""
+    try:
+        yield
     except OSError as error:
-        msg = f"{str(path)!r}: cannot be written ({error.strerror}); check the folder and its space"
+        reason = error.strerror or error
+        msg = f"{str(path)!r}: cannot be written ({reason}); check the folder and its space"
         raise CurvescopeError(msg) from None
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def make_folder(path: PathLike) -> Path:
@@ -94,9 +147,14 @@ def write_json(path: PathLike, obj: Any) -> None:
     >>> read_json(place)
     {'trace': 1.5, 'shape': [2, 3]}
     """
-    text = _encode(path, obj, indent=2)
+    text = json_text(path, obj)
     with atomic(path) as temporary:
-        temporary.write_text(text + "\n", encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8")
+
+
+def json_text(path: PathLike, obj: Any) -> str:
+    """What :func:`write_json` writes; ``path`` is what errors are about."""
+    return _encode(path, obj, indent=2) + "\n"
 
 
 def read_json(path: PathLike) -> Any:
@@ -105,18 +163,22 @@ def read_json(path: PathLike) -> Any:
     Raises:
         CurvescopeError: If the file is missing, cannot be read or is not JSON.
     """
+    _need_regular(path)
     try:
         return json.loads(Path(path).read_bytes())
     except OSError as error:
-        msg = _unreadable("read_json", path, error)
+        msg = _unreadable(path, error)
         raise CurvescopeError(msg) from None
     except ValueError as error:
-        msg = f"read_json({str(path)!r}): is not JSON ({error}); the file is damaged or foreign"
+        msg = f"{str(path)!r}: is not JSON ({error}); the file is damaged or foreign"
         raise CurvescopeError(msg) from None
 
 
 def append_json_line(path: PathLike, obj: Any) -> None:
     """Add ``obj`` as one line of JSON; a crash can tear only this line, which a reader drops.
+
+    Raises:
+        CurvescopeError: If it cannot be written.
 
     >>> import tempfile
     >>> log = Path(tempfile.mkdtemp()) / "log.jsonl"
@@ -127,7 +189,7 @@ def append_json_line(path: PathLike, obj: Any) -> None:
     [{'epoch': 1}]
     """
     text = _encode(path, obj, indent=None)
-    with Path(path).open("a", encoding="utf-8") as file:
+    with _said(path), Path(path).open("a", encoding="utf-8") as file:
         file.write(text + "\n")
 
 
@@ -137,14 +199,15 @@ def read_json_lines(path: PathLike) -> list[Any]:
     Raises:
         CurvescopeError: If the file is missing, or a complete line is not JSON.
     """
+    _need_regular(path)
     try:
         *lines, _ = Path(path).read_text(encoding="utf-8", errors="replace").split("\n")
         return [json.loads(line) for line in lines]
     except OSError as error:
-        msg = _unreadable("read_json_lines", path, error)
+        msg = _unreadable(path, error)
         raise CurvescopeError(msg) from None
     except ValueError as error:
-        msg = f"read_json_lines({str(path)!r}): a line is not JSON ({error}); the file is damaged"
+        msg = f"{str(path)!r}: a line is not JSON ({error}); the file is damaged"
         raise CurvescopeError(msg) from None
 
 
@@ -169,6 +232,15 @@ def write_tensors(
     >>> read_tensors(place)
     ({'w': tensor([0., 1., 2.])}, {'network': 'F-200^2'})
     """
+    raw = tensor_bytes(path, tensors, metadata)
+    with atomic(path) as temporary:
+        temporary.write_bytes(raw)
+
+
+def tensor_bytes(
+    path: PathLike, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> bytes:
+    """What :func:`write_tensors` writes; ``path`` is what errors are about."""
     where = f"write_tensors({str(path)!r})"
     for name, value in tensors.items():
         if not isinstance(value, Tensor) or value.is_sparse or value.is_meta:
@@ -179,9 +251,7 @@ def write_tensors(
             msg = f"{where}: metadata {key!r} must be a text, got {type(text).__name__}"
             raise CurvescopeError(msg)
     plain = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
-    raw = safetensors.torch.save(plain, dict(metadata) if metadata else None)
-    with atomic(path) as temporary:
-        temporary.write_bytes(raw)
+    return safetensors.torch.save(plain, dict(metadata) if metadata else None)
 
 
 def read_tensors(path: PathLike) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -195,12 +265,12 @@ def read_tensors(path: PathLike) -> tuple[dict[str, Tensor], dict[str, str]]:
             metadata = dict(file.metadata() or {})
             return {name: file.get_tensor(name) for name in file.keys()}, metadata
     except OSError as error:
-        msg = _unreadable("read_tensors", path, error)
+        msg = _unreadable(path, error)
         raise CurvescopeError(msg) from None
     except safetensors.SafetensorError as error:
         msg = (
-            f"read_tensors({str(path)!r}): is not a complete safetensors file ({error}); it is "
-            "truncated, damaged or foreign"
+            f"{str(path)!r}: is not a complete safetensors file ({error}); it is truncated, "
+            "damaged or foreign"
         )
         raise CurvescopeError(msg) from None
 
@@ -231,6 +301,14 @@ def _plain(value: Any) -> Any:
     raise TypeError(msg)
 
 
-def _unreadable(function: str, path: PathLike, error: OSError) -> str:
+def _need_regular(path: PathLike) -> None:
+    """A device or a pipe may have no end."""
+    place = Path(path)
+    if place.exists() and not place.is_file() and not place.is_dir():
+        msg = f"{str(path)!r}: is not a regular file"
+        raise CurvescopeError(msg)
+
+
+def _unreadable(path: PathLike, error: OSError) -> str:
     reason = error.strerror or "the file is missing or unreadable"
-    return f"{function}({str(path)!r}): cannot be read ({reason}); check the path"
+    return f"{str(path)!r}: cannot be read ({reason}); check the path"

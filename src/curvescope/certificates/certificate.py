@@ -130,8 +130,15 @@ class Certificate:
 
     # Disk ---------------------------------------------------------------------------------
 
-    def save(self, path: io.PathLike) -> None:
+    def save(self, path: io.PathLike, configuration: Mapping[str, Any] | None = None) -> None:
         """Write the certificate as JSON, and its posterior beside it as ``.safetensors``.
+
+        Both are complete on the disk before either is seen, and a certificate that was there before
+        goes when the new one comes: at no time do two files of different certificates stand there.
+
+        Args:
+            path: The JSON file; its folder must exist.
+            configuration: What decided the numbers, kept in the file for :func:`configuration_of`.
 
         Raises:
             CurvescopeError: If the certificate has no posterior, or a file cannot be written.
@@ -140,9 +147,14 @@ class Certificate:
             msg = "Certificate.save: the posterior is missing; save what certify returned"
             raise CurvescopeError(msg)
         tensors = posterior_file(path)
-        io.write_tensors(tensors, self.posterior.tensors(), {"curvescope": "posterior"})
-        digest = hashlib.sha256(tensors.read_bytes()).hexdigest()
-        io.write_json(path, replace(self, posterior_sha256=digest).to_json())
+        raw = io.tensor_bytes(tensors, self.posterior.tensors(), {"curvescope": "posterior"})
+        stored = replace(self, posterior_sha256=hashlib.sha256(raw).hexdigest()).to_json()
+        if configuration is not None:
+            stored["configuration"] = dict(configuration)
+        text = io.json_text(path, stored)
+        with io.atomic_all(tensors, path) as (posterior, certificate):
+            posterior.write_bytes(raw)
+            certificate.write_text(text, encoding="utf-8")
 
     @classmethod
     def load(cls, path: io.PathLike) -> Certificate:
@@ -151,7 +163,7 @@ class Certificate:
         Raises:
             CurvescopeError: If the file is no certificate, or the posterior not the one it names.
         """
-        where = f"Certificate.load({str(path)!r})"
+        where = f"{str(path)!r}"
         certificate = cls.from_json(io.read_json(path), where)
         tensors = posterior_file(path)
         if not tensors.exists():
@@ -218,6 +230,18 @@ class Certificate:
 def _source(stored: Mapping[str, Any]) -> Source:
     split = stored["split"]
     return Source(**{**stored, "split": None if split is None else (split[0], split[1])})
+
+
+def configuration_of(path: io.PathLike) -> dict[str, Any] | None:
+    """What decided the numbers of a saved certificate, if it was saved with that.
+
+    Raises:
+        CurvescopeError: If the file is no certificate of this version.
+    """
+    stored = io.read_json(path)
+    Certificate.from_json(stored, f"{str(path)!r}")
+    found = stored.get("configuration")
+    return found if isinstance(found, dict) else None
 
 
 def posterior_file(path: io.PathLike) -> Path:

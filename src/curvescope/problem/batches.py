@@ -97,18 +97,15 @@ def _pair(item: Any) -> tuple[Any, Any]:
 
 
 def _cut(inputs: Any, target: Any, batch_size: int | None) -> list[tuple[Any, Any]]:
-    lengths = {
-        int(t.shape[0])
-        for t in pytree.tree_leaves((inputs, target))
-        if isinstance(t, Tensor) and t.ndim
-    }
-    if len(lengths) != 1:
+    leaves = pytree.tree_leaves((inputs, target))
+    lengths = [int(t.shape[0]) for t in leaves if isinstance(t, Tensor) and t.ndim]
+    if len(set(lengths)) != 1:
         msg = (
             "Problem(data): inputs and targets must have the same number of samples, got "
-            f"{', '.join(map(str, sorted(lengths))) or 'no tensor'}"
+            f"{', '.join(map(str, lengths)) or 'no tensor'}"
         )
         raise CurvescopeError(msg)
-    (samples,) = lengths
+    samples = lengths[0]
     if samples == 0:
         raise CurvescopeError(_EMPTY)
     size = samples if batch_size is None else batch_size

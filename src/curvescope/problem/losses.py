@@ -143,7 +143,12 @@ class CrossEntropy(Loss):
 
 
 class CrossEntropyAt(LossAt):
-    """``∂ℓ = p − e_y``, ``∂²ℓ[t] = p ⊙ t − p ⟨p, t⟩`` (TR 5.1)."""
+    """``∂ℓ = p − e_y``, ``∂²ℓ[t] = p ⊙ t − p ⟨p, t⟩`` (TR 5.1).
+
+    A network that fits its data has ``p_y`` so close to 1 that ``p_y − 1`` and ``t_y − ⟨p, t⟩``
+    would be nothing but rounding. The first is taken as ``−Σ p_c`` over the other classes, and
+    ``t`` is counted from its entry at the likeliest class, which changes nothing else.
+    """
 
     def __init__(self, output: Tensor, target: Tensor, dim: int, counted: Tensor) -> None:
         self._logits, self._dim, self._shape = output, dim, output.shape
@@ -152,6 +157,7 @@ class CrossEntropyAt(LossAt):
         self._target = target if self._all else target.masked_fill(~counted, 0)
         self._counted = counted.unsqueeze(dim)
         self._p = torch.softmax(output, dim)
+        self._top = output.argmax(dim, keepdim=True)
         if not self._all:
             self._p = self._p * self._counted
 
@@ -163,10 +169,9 @@ class CrossEntropyAt(LossAt):
         return (losses if self._all else losses * self._counted).sum()
 
     def _minus_label(self, p: Tensor, target: Tensor) -> Tensor:
-        hit = torch.ones_like(target.unsqueeze(self._dim), dtype=p.dtype)
-        if not self._all:
-            hit = hit * self._counted
-        return p.clone().scatter_add_(self._dim, target.unsqueeze(self._dim), -hit)
+        label = target.unsqueeze(self._dim)
+        others = p.scatter(self._dim, label, 0.0)
+        return others.scatter(self._dim, label, -others.sum(self._dim, keepdim=True))
 
     def gradient(self) -> Tensor:
         """See :class:`LossAt`."""
@@ -174,7 +179,7 @@ class CrossEntropyAt(LossAt):
 
     def hessian(self, t: Tensor) -> Tensor:
         """See :class:`LossAt`."""
-        pt = self._p * t
+        pt = self._p * (t - t.gather(self._dim + 1, self._top.expand(len(t), *self._top.shape)))
         return pt.addcmul_(self._p.expand_as(t), pt.sum(self._dim + 1, keepdim=True), value=-1)
 
     def terms(self, t: Tensor) -> Tensor:
@@ -230,12 +235,12 @@ class BinaryLogistic(Loss):
 
 
 class BinaryLogisticAt(_BySample):
-    """``∂ℓ = p − y``, ``∂²ℓ = p (1 − p)``."""
+    """``∂ℓ = p − y``, ``∂²ℓ = p (1 − p)``, with ``1 − p`` as the sigmoid of ``−z``."""
 
     def __init__(self, output: Tensor, target: Tensor) -> None:
         self._logits, self._target, self.count = output, target, output.shape[0]
-        self._p = torch.sigmoid(output)
-        self._curvature = self._p * (1 - self._p)
+        self._p, self._q = torch.sigmoid(output), torch.sigmoid(-output)
+        self._curvature = self._p * self._q
 
     def value(self) -> Tensor:
         """See :class:`LossAt`."""
@@ -243,7 +248,7 @@ class BinaryLogisticAt(_BySample):
 
     def gradient(self) -> Tensor:
         """See :class:`LossAt`."""
-        return self._p - self._target
+        return torch.where(self._target == 1, -self._q, self._p)
 
     def hessian(self, t: Tensor) -> Tensor:
         """See :class:`LossAt`."""
@@ -253,7 +258,7 @@ class BinaryLogisticAt(_BySample):
         """See :class:`LossAt`."""
         shape = (samples, *self._p.shape)
         uniform = torch.rand(shape, generator=generator, dtype=self._p.dtype).to(self._p.device)
-        return self._p - (uniform < self._p).to(self._p.dtype)
+        return torch.where(uniform < self._p, -self._q, self._p)
 
 
 class MeanSquare(Loss):
