@@ -15,11 +15,12 @@ import pytest
 import torch
 from torch import nn
 
-from curvescope.cli import analyse as command
 from curvescope.cli.app import run
 from curvescope.data import dataset
+from curvescope.experiments import analyse as recipe
 from curvescope.experiments.store import RunDirectory
 from curvescope.networks import network
+from curvescope.reports import page
 from curvescope.training import Recipe, save_weights, train
 
 QUICK = ["--steps", "12", "--probes", "4", "--no-figures"]
@@ -65,7 +66,7 @@ def test_a_training_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert run(["analyse", "--run", str(tmp_path / "run"), "--quiet", *QUICK]) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
-    for words in ("F-4 (310 parameters) on digits", "largest eigenvalue", "self-checks:", "±"):
+    for words in ("F-4 (310 parameters) on digits", "largest eigenvalue", "self-checks:", "exact"):
         assert words in captured.out
     place = tmp_path / "run" / "analysis"
     assert f"report: {place / 'report.html'}" in captured.out
@@ -90,6 +91,36 @@ def test_the_american_spelling_and_a_second_run_that_reads(mine: Path, monkeypat
     before = {p: p.stat().st_mtime_ns for p in (mine / "out" / "stages").rglob("*.json")}
     assert run(["analyze", *OWN_ARGUMENTS[1:], "--quiet"]) == 0
     assert {p: p.stat().st_mtime_ns for p in (mine / "out" / "stages").rglob("*.json")} == before
+
+
+def test_a_second_run_draws_nothing_again(mine: Path, monkeypatch) -> None:
+    arguments = [*OWN_ARGUMENTS, "--quiet", "--layers", "1", "--no-classes"]
+    assert run(arguments) == 0
+    original, written = page.write_report, []
+
+    def counted(path: Path, *, figures: bool) -> Path:
+        written.append(figures)
+        if figures:
+            (path / "figures").mkdir()  # drawing them takes a while
+        return original(path, figures=False)
+
+    monkeypatch.setattr(page, "write_report", counted)
+    assert run(arguments) == 0
+    assert written == []
+    (mine / "out" / "report.html").unlink()
+    assert run(arguments) == 0
+    assert written == [False]
+    stage = mine / "out" / "stages" / "overview" / "result.json"
+    stage.write_text(stage.read_text() + " ")  # other results
+    assert run(arguments) == 0
+    assert written == [False] * 2
+    arguments.remove("--no-figures")
+    assert run(arguments) == 0
+    assert run(arguments) == 0
+    assert written == [False, False, True]
+    (mine / "out" / "figures").rmdir()
+    assert run(arguments) == 0
+    assert written == [False, False, True, True]
 
 
 def test_arrays_and_a_sub_sample(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,8 +167,8 @@ def test_a_wrong_argument_is_one_sentence(mine: Path, capsys, arguments, words: 
         (["--weights", "own.pt"], "only safetensors files are read"),
         (["--weights", "none.safetensors"], "cannot be read"),
         (["--layers", "fc9"], "'fc9' is no linear or convolutional layer"),
-        (["--loss", "hinge"], "must be one of"),
-        (["--device", "gpu7"], "cannot be used"),
+        (["--loss", "hinge"], "--loss must be one of"),
+        (["--device", "gpu7"], "--device must be auto, cpu, cuda"),
         (["--data", "digits"], "the model refused batch 0"),
     ],
 )
@@ -198,7 +229,7 @@ def test_debug_lets_the_traceback_through(mine: Path, monkeypatch) -> None:
     def fail(*arguments: object, **keywords: object) -> None:
         raise RuntimeError("boom")
 
-    monkeypatch.setattr(command, "measure", fail)
+    monkeypatch.setattr(recipe, "analyse", fail)
     with pytest.raises(RuntimeError, match="boom"):
         run([*OWN_ARGUMENTS, "--quiet", "--debug"])
 

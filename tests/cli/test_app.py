@@ -1,11 +1,15 @@
 """The command line: one sentence and an exit code for every kind of failure."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from curvescope._checks import CurvescopeError
 from curvescope.cli import app as application
-from curvescope.cli import demo as demo_command
-from curvescope.cli.app import main, run
+from curvescope.cli.app import run
+from curvescope.experiments import demo as demonstration
 
 
 def one_sentence(stderr: str) -> bool:
@@ -15,11 +19,6 @@ def one_sentence(stderr: str) -> bool:
 def test_no_command_shows_the_help(capsys) -> None:
     assert run([]) == 0
     assert "demo" in capsys.readouterr().out
-
-
-def test_main_exits_with_the_code() -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["no-such-command"])
 
 
 def test_version(capsys) -> None:
@@ -53,17 +52,48 @@ def test_failures_become_one_sentence(monkeypatch, capsys, error, code) -> None:
     def fail(*arguments: object, **settings: object) -> None:
         raise error
 
-    monkeypatch.setattr(demo_command, "demonstrate", fail)
+    monkeypatch.setattr(demonstration, "demonstrate", fail)
     assert run(["demo", "--quiet"]) == code
     captured = capsys.readouterr()
     assert one_sentence(captured.err)
     assert str(error) in captured.err
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("arguments", [["--help"], ["data", "list"], ["data", "list", "--json"]])
+def test_output_that_cannot_be_written(arguments: list[str]) -> None:
+    script = "from curvescope.cli import main; main()"
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", script, *arguments], stdout=full, stderr=subprocess.PIPE
+        )
+    assert done.returncode == 2
+    said = "curvescope: standard output: cannot be written (No space left on device)\n"
+    assert done.stderr.decode() == said
+
+
+def test_a_closed_output_is_no_bug(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert run(["data", "list"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_help_fits_into_80_columns(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    words = ["demo", "train", "analyse", "certify", "reproduce", "compare", "view"]
+    for command in ([], *([word] for word in words), ["data"], ["data", "fetch"]):
+        assert run([*command, "--help"]) == 0
+        shown = capsys.readouterr().out
+        assert max(map(len, shown.splitlines())) <= 80
+        assert "..." not in shown.split("Commands:")[-1] or command  # no description is cut off
+        wrapped = [line for line in shown.splitlines() if line.startswith(" " * 24)]
+        assert len(wrapped) <= 6, wrapped
+
+
 def test_debug_lets_the_traceback_through(monkeypatch) -> None:
     def fail(*arguments: object, **settings: object) -> None:
         raise RuntimeError("boom")
 
-    monkeypatch.setattr(demo_command, "demonstrate", fail)
+    monkeypatch.setattr(demonstration, "demonstrate", fail)
     with pytest.raises(RuntimeError, match="boom"):
         application.run(["demo", "--debug", "--quiet"])

@@ -1,6 +1,7 @@
 """``curvescope certify``: from a run, from one's own files, verified, stopped and misused."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import torch
 import typer
 from torch import nn
 
-from curvescope import io
+from curvescope import certificates, io
 from curvescope._checks import CurvescopeError
 from curvescope.certificates import Certificate
 from curvescope.cli import app as application
@@ -119,18 +120,199 @@ def test_the_prior_may_be_trained_on_a_split(folder: Path, tmp_path: Path, capsy
     assert run("--verify", place, folder, "--device", "cpu") == 0
 
 
-def test_an_interrupted_certification_says_how_to_go_on(
+def interrupt_while(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C as soon as a certification reports on this task."""
+    original = certificates.certify
+
+    def stopped(*arguments: object, **settings: object) -> Certificate:
+        def stop(progress: certificates.Progress) -> None:
+            if progress.task == task:
+                raise KeyboardInterrupt
+
+        return original(*arguments, **{**settings, "progress": stop})
+
+    monkeypatch.setattr(certificates, "certify", stopped)
+
+
+def test_an_interrupted_certification_goes_on_to_the_same_end(
     folder: Path, tmp_path: Path, monkeypatch, capsys
 ) -> None:
-    def interrupted(*arguments: object, **settings: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(command.certificates, "certify", interrupted)
-    out = str(tmp_path / "c.json")
-    assert application.run(["certify", str(folder), *map(str, QUICK), "--out", out]) == 130
+    out = tmp_path / "c.json"
+    arguments = ["certify", str(folder), *QUICK, "--out", str(out)]
+    with monkeypatch.context() as patch:
+        interrupt_while("draw", patch)
+        assert application.run(arguments) == 130
     said = capsys.readouterr().err
-    assert "the same command goes on" in said
+    assert f"what is finished lies in {out.with_suffix('.parts')}: the same command goes" in said
     assert said.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["c.parts"]
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            sys.modules["curvescope.certificates.certify"], "optimise", None
+        )  # it is finished
+        assert application.run(arguments) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.json", "c.safetensors"]
+    assert application.run([*arguments[:-1], str(tmp_path / "whole.json")]) == 0
+    assert Certificate.load(tmp_path / "whole.json") == Certificate.load(out)
+
+
+def test_interrupted_at_once_it_leaves_nothing(
+    folder: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    interrupt_while("optimise", monkeypatch)
+    out = str(tmp_path / "c.json")
+    assert application.run(["certify", str(folder), *QUICK, "--out", out]) == 130
+    assert capsys.readouterr().err == "curvescope: interrupted; nothing was written\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+# What is there already ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def made(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("made") / "c.json"
+    assert application.run(["certify", str(folder), *QUICK, "--json", "--out", str(place)]) == 0
+    return place
+
+
+@pytest.fixture
+def certified(made: Path, folder: Path, tmp_path: Path, capsys) -> list[str]:
+    """A finished certificate; the command that made it."""
+    for file in made.parent.iterdir():
+        shutil.copy(file, tmp_path)
+    return ["certify", str(folder), *QUICK, "--out", str(tmp_path / "c.json")]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_finished_certificate_is_shown_and_not_computed_again(
+    certified: list[str], tmp_path: Path, monkeypatch, capsys
+) -> None:
+    before = contents(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(certificates, "certify", None)
+        assert application.run(certified) == 0
+        shown = capsys.readouterr().out
+        assert "certified before with the same settings; --again computes it anew" in shown
+        assert f"{Certificate.load(tmp_path / 'c.json').bound:.4f}" in shown
+        assert application.run([*certified, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["file"] == str(tmp_path / "c.json")
+    assert contents(tmp_path) == before
+    assert application.run([*certified, "--again"]) == 0
+    assert "certified before" not in capsys.readouterr().out
+    assert contents(tmp_path) == before  # the same seed gives the same certificate
+
+
+@pytest.mark.parametrize(
+    ("options", "difference"),
+    [
+        (["--seed", "4"], "seed is 0 there and 4 here"),
+        (["--epochs", "6"], "method.epochs is 5 there and 6 here"),
+        (["--delta", "0.05"], "delta is 0.025 there and 0.05 here"),
+        (["--slack", "0.04"], "slack is 0.05 there and 0.04 here"),
+        (["--prior-split", "0.5"], "prior-split is None there and 0.5 here"),
+        (["--method", "iter"], "method.name is 'local' there and 'iter' here"),
+        (["--data", "mnist-6k-2"], "data.samples is 400 there and 5000 here"),
+    ],
+)
+def test_another_configuration_is_refused_with_the_difference(
+    certified: list[str], tmp_path: Path, capsys, options: list[str], difference: str
+) -> None:
+    before = contents(tmp_path)
+    assert application.run([*certified, *options]) == 2
+    said = capsys.readouterr().err
+    assert difference in said
+    assert "name another file with --out, or replace it with --again" in said
+    assert said.count("\n") == 1
+    assert contents(tmp_path) == before
+
+
+def test_again_replaces_and_parts_of_another_method_are_not_lost_silently(
+    certified: list[str], tmp_path: Path, monkeypatch, capsys
+) -> None:
+    before = contents(tmp_path)
+    other = [*certified, "--method", "appr", "--again"]
+    with monkeypatch.context() as patch:
+        interrupt_while("draw", patch)
+        assert application.run(other) == 130
+    parts = tmp_path / "c.parts"
+    kept = contents(parts)
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+    assert application.run(certified) == 0  # the finished one is as it was
+    assert contents(parts) == kept
+    for name in before:
+        (tmp_path / name).unlink()
+    capsys.readouterr()
+    assert application.run(certified) == 2
+    said = capsys.readouterr().err
+    assert "holds an unfinished certificate of another configuration" in said
+    assert "method.name is 'appr' there and 'local' here" in said
+    assert contents(parts) == kept
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            sys.modules["curvescope.certificates.certify"], "optimise", None
+        )  # goes on from the parts
+        assert application.run(other) == 0
+    assert Certificate.load(tmp_path / "c.json").method["name"] == "appr"
+    assert not parts.exists()
+
+
+def test_a_certificate_that_does_not_say_how_it_was_made_is_not_replaced(
+    certified: list[str], tmp_path: Path, capsys
+) -> None:
+    stored = io.read_json(tmp_path / "c.json")
+    del stored["configuration"]
+    io.write_json(tmp_path / "c.json", stored)
+    before = contents(tmp_path)
+    assert application.run(certified) == 2
+    assert "a certificate that does not say how it was made" in capsys.readouterr().err
+    (tmp_path / "c.json").write_text("my notes")
+    assert application.run(certified) == 2
+    assert "is not JSON" in capsys.readouterr().err
+    assert (tmp_path / "c.safetensors").read_bytes() == before["c.safetensors"]
+    assert application.run([*certified, "--again"]) == 0
+
+
+@pytest.mark.parametrize("failing", ["write_bytes", "write_text"])
+def test_a_full_disk_leaves_the_old_certificate(
+    certified: list[str], tmp_path: Path, monkeypatch, capsys, failing: str
+) -> None:
+    before = contents(tmp_path)
+    certificate = Certificate.load(tmp_path / "c.json")
+    original = getattr(Path, failing)
+
+    def full(self: Path, *arguments: object, **settings: object) -> int:
+        if self.name.endswith(".part"):
+            raise OSError(28, "No space left on device")
+        return original(self, *arguments, **settings)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, failing, full)
+        with pytest.raises(CurvescopeError, match=r"cannot be written .No space left"):
+            certificate.save(tmp_path / "c.json")
+    assert contents(tmp_path) == before
+
+
+def test_no_moment_shows_files_of_two_certificates(
+    certified: list[str], folder: Path, tmp_path: Path, monkeypatch
+) -> None:
+    """A kill between any two moves of files leaves a certificate that loads, or none."""
+    other = tmp_path / "d.json"
+    assert run(folder, *QUICK, "--out", other, "--seed", 5) == 0
+    new, place = Certificate.load(other), tmp_path / "c.json"
+    original, seen = Path.replace, []
+
+    def watched(self: Path, target: Path) -> Path:
+        result = original(self, target)
+        seen.append(Certificate.load(place) == new if place.exists() else None)
+        return result
+
+    monkeypatch.setattr(Path, "replace", watched)
+    new.save(place)
+    assert seen == [None, True]
 
 
 @pytest.mark.parametrize(
@@ -141,6 +323,9 @@ def test_an_interrupted_certification_says_how_to_go_on(
         (["{folder}/weights"], "not the folder of a training run"),
         (["{folder}", "--method", "magic"], "name must be one of"),
         (["{folder}", "--delta", "2"], "between 0 and 1"),
+        (["{folder}", "--prior-split", "2"], "--prior-split must be a share between 0 and 1"),
+        (["{folder}", "--out", "{folder}/none/c.json"], "none' is not a folder that exists"),
+        (["{folder}", "--out", "{folder}/c.safetensors"], "must be a file for the certificate"),
         (["--verify", "{folder}/config.json"], "no certificate"),
         (["--verify", "{folder}/nothing.json"], "cannot be read"),
     ],
@@ -159,7 +344,10 @@ def test_a_verification_needs_model_and_data_together(folder: Path, tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
-    [({"--slack": "-1"}, "slack must be positive"), ({"--out": ""}, "is a folder")],
+    [
+        ({"--slack": "-1"}, "slack must be positive"),
+        ({"--out": ""}, "must be a file for the certificate"),
+    ],
 )
 def test_what_cannot_be_done_is_refused_before_the_work(
     folder: Path, tmp_path: Path, wrong: dict[str, str], sentence: str

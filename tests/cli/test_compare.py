@@ -164,7 +164,7 @@ def analysis(folder: Path, report: SharpnessReport, name: str = "own") -> None:
     (folder / "stages" / "sharpness").mkdir(parents=True)
     config = {
         "kind": "analysis", "format": 1, "stages": ["sharpness"], "seed": 0,
-        "model": {"name": name}, "data": {"name": "digits"},
+        "model": {"name": name}, "data": {"name": "digits", "samples": round(1 / report.damping)},
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
     record = {
@@ -237,6 +237,19 @@ def test_curvature_of_other_samples_is_refused(folders, capsys) -> None:
     with pytest.raises(CurvescopeError, match=r"samples behind the curvature .* --again"):
         invoke(*folders)
     assert as_json(capsys, *folders, "--again")["runs"][0]["source"] == "measured"
+
+
+def test_training_errors_of_other_samples_are_refused(folders, capsys) -> None:
+    """An analysis of a part has its errors on that part, a training on all it had."""
+    options = ["--samples", "40", "--steps", "8", "--probes", "4", "--no-figures", "--quiet"]
+    assert curvescope(["analyse", "--run", folders[0], *options]) == 0
+    capsys.readouterr()
+    assert curvescope(["compare", *folders[:2], "--samples", "40"]) == 2
+    said = capsys.readouterr().err
+    assert "samples behind the training loss must be the same" in said
+    assert "40" in said
+    assert "120" in said
+    assert "--again" in said
 
 
 def test_a_damaged_memory_is_measured_again(folders, capsys) -> None:

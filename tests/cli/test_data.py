@@ -9,6 +9,7 @@ import typer
 
 from curvescope.cli import app as application
 from curvescope.cli import data as command
+from curvescope.data import download
 from curvescope.data.catalogue import SOURCES
 from tests.data.builders import everything, tiny_mnist, write
 
@@ -110,13 +111,13 @@ def test_a_wrong_file_is_code_1(run, capsys, root: Path) -> None:
     ("arguments", "named"),
     [
         (["verify", "cifar-10"], "curvescope data fetch cifar-10"),
-        (["verify", "nothing"], "name must be one of"),
-        (["verify", "--root", "/no/such/folder"], "root must be a folder"),
-        (["list", "--root", "/no/such/folder"], "root must be a folder"),
+        (["verify", "nothing"], "a data set must be one of"),
+        (["verify", "--root", "/no/such/folder"], "--root must be a folder"),
+        (["list", "--root", "/no/such/folder"], "--root must be a folder"),
         (["list", "extra"], "extra"),
         (["fetch"], "NAME"),
         (["fetch", "digits"], "nothing to fetch"),
-        (["fetch", "nothing"], "name must be one of"),
+        (["fetch", "nothing"], "a data set must be one of"),
         (["remove", "mnist"], "remove"),
     ],
 )
@@ -136,7 +137,7 @@ def test_fetch_prints_where_the_files_are(run, capsys, root: Path, monkeypatch) 
         asked.append((name, where, progress))
         return Path("/data") / name
 
-    monkeypatch.setattr(command, "fetch", fetched)
+    monkeypatch.setattr(download, "fetch", fetched)
     assert run("fetch", "mnist", "cifar-10", "--root", root) == 0
     assert capsys.readouterr().out == "/data/mnist\n/data/cifar-10\n"
     assert run("fetch", "mnist", "--json") == 0

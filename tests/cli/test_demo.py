@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from curvescope._checks import CurvescopeError
-from curvescope.cli import demo as command
 from curvescope.cli.app import run
 from curvescope.experiments import demo as recipe
 from curvescope.experiments.demo import Demonstration, demonstrate
+from curvescope.reports import demonstration as page
 from curvescope.reports.demonstration import write_demonstration
 from tests.experiments.examples import TINY
 
@@ -25,9 +25,12 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> Demonstration:
 
 @pytest.fixture(autouse=True)
 def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "demonstrate", functools.partial(demonstrate, plan=TINY))
-    quick = functools.partial(write_demonstration, figures=False)
-    monkeypatch.setattr(command, "write_demonstration", quick)
+    monkeypatch.setattr(recipe, "demonstrate", functools.partial(demonstrate, plan=TINY))
+
+    def quick(found: Demonstration, *, figures: bool) -> Path:
+        return write_demonstration(found, figures=False)
+
+    monkeypatch.setattr(page, "write_demonstration", quick)
 
 
 def test_it_trains_analyses_and_certifies(result: Demonstration) -> None:
@@ -121,10 +124,10 @@ def test_stopped_anywhere_it_goes_on_to_the_same_end(
     def stopped(*arguments: object, **keywords: object) -> Demonstration:
         return demonstrate(*arguments, **{**keywords, "plan": TINY, "tell": stop})
 
-    monkeypatch.setattr(command, "demonstrate", stopped)
+    monkeypatch.setattr(recipe, "demonstrate", stopped)
     assert run(["demo", "--out", str(tmp_path / "out"), "--quiet"]) == 130
     error = capsys.readouterr().err
-    assert error.startswith("curvescope: stopped; ")
+    assert error.startswith("curvescope: interrupted; ")
     assert error.count("\n") == 1
     assert not (tmp_path / "out" / "report.html").exists()
     again = demonstrate(tmp_path / "out", seed=0, plan=TINY)

@@ -21,12 +21,12 @@ from pathlib import Path
 import pytest
 
 from curvescope import io
-from curvescope.cli import data as data_command
-from curvescope.cli import demo as demo_command
 from curvescope.cli.app import run
 from curvescope.data import dataset
+from curvescope.experiments import demo as demonstration
 from curvescope.experiments.demo import demonstrate
 from curvescope.experiments.training import named_data, train_network
+from curvescope.reports import demonstration as page
 from curvescope.reports import server
 from curvescope.reports.demonstration import write_demonstration
 from curvescope.training import Recipe
@@ -64,9 +64,12 @@ def place() -> Iterator[Path]:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
     monkeypatch.chdir(place)
-    monkeypatch.setattr(demo_command, "demonstrate", functools.partial(demonstrate, plan=TINY))
-    without = functools.partial(write_demonstration, figures=False)
-    monkeypatch.setattr(demo_command, "write_demonstration", without)
+    monkeypatch.setattr(demonstration, "demonstrate", functools.partial(demonstrate, plan=TINY))
+
+    def without(found: demonstration.Demonstration, *, figures: bool) -> Path:
+        return write_demonstration(found, figures=False)
+
+    monkeypatch.setattr(page, "write_demonstration", without)
 
 
 def command(name: str, out: Path) -> list[str]:
@@ -156,7 +159,7 @@ def test_a_folder_without_permission(name: str, place: Path, capsys) -> None:
     closed.mkdir(exist_ok=True)
     closed.chmod(0o555)
     with without_rights():
-        code = run(command(name, closed / "out"))
+        code = run(command(name, closed if name == "certify" else closed / "out"))
     assert code == 2
     error = sentence(capsys)
     assert "Permission denied" in error or "cannot be written" in error
@@ -182,7 +185,7 @@ def test_a_folder_that_cannot_be_read(place: Path, capsys) -> None:
     [
         (["demo", "--out", "own_failing.py"], "is a file"),
         (["demo", "--out", "own_failing.py/below"], "cannot be used"),
-        (["train", "F-4", "--data", "mnist", "--root", "none"], "root must be a folder"),
+        (["train", "F-4", "--data", "mnist", "--root", "none"], "--root must be a folder"),
         (["train", "F-4", "--data", "digits", "--out", "own_failing.py"], "cannot be made"),
         (["analyse", "--run", "none"], "is not the folder of a training run"),
         (["analyse", "--model", "none.py:build", "--data", "digits", "--out", "o"], "no such file"),
@@ -191,7 +194,7 @@ def test_a_folder_that_cannot_be_read(place: Path, capsys) -> None:
         (["compare", "none", "none"], "none"),
         (["reproduce", "no-such-entry"], "no-such-entry"),
         (["view", "none"], "is not a folder that can be read"),
-        (["data", "verify", "--root", "none"], "root must be a folder"),
+        (["data", "verify", "--root", "none"], "--root must be a folder"),
     ],
 )
 def test_a_missing_file(place: Path, capsys, arguments: list[str], words: str) -> None:
@@ -207,7 +210,7 @@ def test_ctrl_c_where_nothing_is_kept(capsys, monkeypatch, tmp_path: Path) -> No
     def stop(*arguments: object, **keywords: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(data_command, "inventory", stop)
+    monkeypatch.setattr(sys.modules["curvescope.data.inventory"], "inventory", stop)
     assert run(["data", "list"]) == 130
     assert sentence(capsys) == "curvescope: interrupted\n"
     monkeypatch.setattr(server, "find_runs", stop)

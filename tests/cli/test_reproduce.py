@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
 from curvescope.catalogue.pictures import Curve, Image, Panel, Picture
 from curvescope.catalogue.record import load
 from curvescope.cli import app
-from curvescope.cli import reproduce as command
+from curvescope.cli.catalogue import lines
+from curvescope.reports import reproduction
 
 CALLS: list[Settings] = []
 
@@ -49,15 +51,16 @@ def failing(settings: Settings) -> Outcome:
     raise KeyboardInterrupt
 
 
-TOY = Entry("toys/toy", "toy fig. 1", "Counts.", {"smoke": "nothing", "small": "nothing"}, toy)
+TOY = Entry(
+    "toys/toy", "toy fig. 1", "Counts.", {"smoke": "4 s, beans", "small": "beans: ten minutes"}, toy
+)
 STOPS = Entry("toys/stops", "toy fig. 2", "Never ends.", {"smoke": "nothing"}, failing)
 
 
 @pytest.fixture(autouse=True)
 def catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
     CALLS.clear()
-    for module in (listing, command):
-        monkeypatch.setattr(module, "entries", lambda: (TOY, STOPS))
+    monkeypatch.setattr(listing, "entries", lambda: (TOY, STOPS))
     monkeypatch.setattr("curvescope.reports.reproduction.entries", lambda: (TOY, STOPS))
 
 
@@ -113,7 +116,13 @@ def test_the_list_names_everything(tmp_path: Path, capsys: pytest.CaptureFixture
     assert first["outcome"]["rows"][0]["paper"] == 2.1
     assert second["outcome"] is None
     assert app.run(["reproduce", "--out", str(tmp_path)]) == 0
-    assert "here: smoke, 1 of 2" in capsys.readouterr().out
+    header, first_line, second_line, hint = capsys.readouterr().out.splitlines()
+    assert header.split() == ["entry", "smoke", "small", "paper", "here", "source"]
+    assert first_line.split() == [
+        *("toys/toy", "4", "s", "10", "min", "–", "smoke", "1/2", "toy", "fig.", "1")
+    ]
+    assert second_line.split()[0] == "toys/stops"
+    assert "curvescope reproduce show NAME" in hint
 
 
 def test_an_interrupted_entry_leaves_nothing_half_written(tmp_path: Path) -> None:
@@ -124,7 +133,12 @@ def test_an_interrupted_entry_leaves_nothing_half_written(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["nothing"], "there is no entry 'nothing'; entries are toys/toy, toys/stops"),
+        (["toys/tay"], "there is no entry 'toys/tay'; near it are toys/toy"),
+        (["nothing"], "no entry 'nothing'; curvescope reproduce list shows all"),
+        (["list", "--scale", "bogus"], "--scale must be one of 'smoke', 'small', 'paper'"),
+        (["list", "toys"], "list takes no name"),
+        (["show"], "show needs the name of an entry"),
+        (["show", "none"], "there is no entry 'none'"),
         (["toys/toy", "--scale", "huge"], "--scale must be one of 'smoke', 'small', 'paper'"),
         (["toys/stops", "--scale", "paper"], "toys/stops has no scale 'paper'; it has smoke"),
         (["toys/stops", "--redraw"], "has no outcome to draw"),
@@ -163,4 +177,74 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixt
     (tmp_path / "file").write_text("")
     out = str(tmp_path / "file" / "out")
     assert app.run(["reproduce", "toys/toy", "--out", out, "--work", str(tmp_path), "-q"]) == 2
-    assert "cannot be made" in capsys.readouterr().err
+    assert "is not a folder; name another one" in capsys.readouterr().err
+
+
+def test_everything_about_one_entry(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.run(["reproduce", "show", "toys/toy", "--out", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    for words in ("toys/toy  toy fig. 1", "Counts.", "beans: ten minutes", "not in"):
+        assert words in shown
+    assert app.run(["reproduce", "toys/toy", "--out", str(tmp_path), "--quiet"]) == 0
+    capsys.readouterr()
+    assert app.run(["reproduce", "show", "toys/toy", "--out", str(tmp_path)]) == 0
+    assert "here: smoke, 1 of 2 as in the paper" in capsys.readouterr().out
+
+
+def test_a_line_is_cut_where_the_terminal_ends() -> None:
+    listed = [(TOY, None), (replace(TOY, source="toy fig. 1 to 100" * 9), None)]
+    whole, narrow = lines(listed, None), lines(listed, 60)
+    assert max(map(len, whole)) > 150
+    assert [len(line) for line in narrow if line.endswith("…")] == [60]
+    assert narrow[1] == whole[1]
+    assert "here" not in whole[0]
+
+
+def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert app.run(["reproduce", "toys", "--out", str(out), "--quiet"]) == 130
+    said = capsys.readouterr().err
+    kept = f"finished entries are in {out}, finished parts in {out / 'work'}"
+    assert said == f"curvescope: interrupted; {kept}: the same command goes on from there\n"
+    assert load(out, "toys/toy") is not None
+    index = (out / "INDEX.md").read_text()
+    assert "[toys/toy](toys/toy/README.md)" in index
+    assert "| toys/stops | toy fig. 2 | – | not computed here | |" in index
+    calls = len(CALLS)
+    assert app.run(["reproduce", "toys", "--out", str(out), "--quiet"]) == 130
+    assert len(CALLS) == calls
+    assert app.run(["reproduce", "toys/stops", "--out", str(tmp_path / "new"), "-q"]) == 130
+    assert capsys.readouterr().err.splitlines()[-1].endswith("nothing was written")
+
+
+@pytest.mark.parametrize(
+    ("moment", "error"),
+    [
+        ("draw", KeyboardInterrupt()),
+        ("markdown", OSError(28, "No space left on device")),
+        ("index", KeyboardInterrupt()),
+    ],
+)
+def test_stopped_while_writing_it_leaves_the_old_entry_or_none(
+    moment: str, error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    """Pictures, page and outcome belong together: none of a new run lies beside an old one's."""
+
+    def stop(*arguments: object, **settings: object) -> None:
+        raise error
+
+    arguments = ["reproduce", "toys/toy", "--out", str(tmp_path), "--quiet"]
+    code = 130 if isinstance(error, KeyboardInterrupt) else 2
+    with monkeypatch.context() as patch:
+        patch.setattr(reproduction, moment, stop)
+        assert app.run(arguments) == code
+    assert [path.name for path in tmp_path.iterdir()] == ["work"]
+    assert app.run(arguments) == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "toys").rglob("*.*")}
+    with monkeypatch.context() as patch:
+        patch.setattr(reproduction, moment, stop)
+        assert app.run([*arguments, "--again"]) == code
+    assert {path: path.read_bytes() for path in (tmp_path / "toys").rglob("*.*")} == before
+    assert "Traceback" not in capsys.readouterr().err

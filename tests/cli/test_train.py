@@ -11,7 +11,7 @@ import torch
 from curvescope.cli import train as train_command
 from curvescope.cli.app import run
 from curvescope.data import dataset
-from curvescope.training import Progress, load_network
+from curvescope.training import Progress, Recipe, load_network
 from curvescope.training import loop as training_loop
 
 SMALL = ["train", "F-12", "--data", "mnist-6k", "--per-class", "20", "--epochs", "3"]
@@ -89,6 +89,45 @@ def test_every_option_reaches_the_recipe(capsys) -> None:
     assert shown["parameters"] == 784 * 5 + 5 + 5 + 1  # one output
 
 
+@pytest.mark.parametrize(
+    ("options", "chosen"),
+    [
+        ([], {"lr": 0.05, "momentum": 0.9, "schedule": "linear", "batch_size": 128}),
+        (["--optimizer", "adam"], {"lr": 0.001, "momentum": 0.0, "schedule": "linear"}),
+        (["--average-from", "2"], {"lr": 0.05, "schedule": "averaging"}),
+        (["--lr", "0.01", "--momentum", "0", "--schedule", "constant"], {"lr": 0.01}),
+    ],
+)
+def test_what_is_left_open_is_chosen(capsys, options: list[str], chosen: dict[str, object]) -> None:
+    assert run([*SMALL, *options, "--json", "--out", "out"]) == 0
+    recipe = json.loads(capsys.readouterr().out)["recipe"]
+    assert {key: recipe[key] for key in chosen} == chosen
+
+
+@pytest.mark.parametrize(("network", "least"), [("F-60^2", 0.9), ("LeNet5", 0.9)])
+def test_the_defaults_train_well(capsys, network: str, least: float) -> None:
+    """In a third of the epochs that the command would take; 0.1 is what guessing gives."""
+    options = ["--data", "mnist-6k", "--per-class", "200", "--epochs", "10", "--json"]
+    assert run(["train", network, *options]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["train"]["accuracy"] > least
+    assert shown["test"]["accuracy"] > 0.85
+
+
+def test_a_vgg_without_batch_norm_is_initialised_so_that_it_learns(capsys) -> None:
+    short = ["--data", "mnist-6k", "--per-class", "1", "--epochs", "1", "--json"]
+    found = {}
+    for network in ("VGG11-W2", "VGG11-W2-BN"):
+        assert run(["train", network, *short, "--out", network]) == 0
+        found[network] = json.loads(Path(network, "config.json").read_text())["network"]["init"]
+    assert found == {"VGG11-W2": "xavier", "VGG11-W2-BN": "pytorch"}
+
+
+def test_a_network_that_learns_nothing_is_said(capsys) -> None:
+    assert run([*SMALL, "--lr", "0", "--out", "out"]) == 0
+    assert "It has learnt next to nothing: try another --lr" in capsys.readouterr().out
+
+
 def test_normalisation_and_initialisation(capsys) -> None:
     command = [*SMALL, "--epochs", "1", "--normalise", "channel", "--init", "xavier", "--json"]
     assert run(command) == 0
@@ -146,12 +185,15 @@ def test_divergence_is_said_and_fails(capsys) -> None:
         (["ResNet", "--data", "mnist-6k"], "ResNet18-W<width>"),
         (["F-12", "--data", "mnist-7k"], "mnist-7k"),
         (["LeNet5", "--data", "digits"], "at least 16×16 pixels, got 8×8"),
-        (["F-12", "--data", "mnist-6k", "--epochs", "0"], "epochs must be"),
-        (["F-12", "--data", "mnist-6k", "--optimizer", "gadam"], "needs average_from"),
+        (["F-12", "--data", "mnist-6k", "--epochs", "0"], "--epochs must be"),
+        (
+            ["F-12", "--data", "mnist-6k", "--optimizer", "gadam"],
+            "--optimizer gadam needs --average-from",
+        ),
         (["F-12", "--data", "mnist-6k", "--checkpoints", "1;2"], "--checkpoints must be epochs"),
-        (["F-12", "--data", "mnist-6k", "--device", "abacus"], "--device 'abacus' cannot be used"),
+        (["F-12", "--data", "mnist-6k", "--device", "abacus"], "--device must be auto, cpu, cuda"),
         (["F-12", "--data", "mnist-6k", "--normalise", "often"], "--normalise must be one of"),
-        (["F-12", "--data", "mnist-6k", "--init", "he"], "init must be one of"),
+        (["F-12", "--data", "mnist-6k", "--init", "he"], "--init must be one of"),
         (["F-12", "--data", "mnist-6k", "--loss", "binary_logistic"], "labels must lie in 0 … 1"),
     ],
 )
@@ -172,7 +214,7 @@ def test_a_missing_gpu_is_named(monkeypatch, capsys) -> None:
 
 def test_the_bar_shows_the_last_epoch(capsys) -> None:
     console = train_command.Console(force_terminal=True, width=120, stderr=True)
-    recipe = train_command.Recipe(seed=0, epochs=9)
+    recipe = Recipe(seed=0, epochs=9)
     last = training_loop.Epoch(2, 0.1, 0.25, 0.5, 0.3, 0.75, 1.0)
     with train_command._bar(console, recipe) as tell:
         tell(Progress(1, 90, (None,)))

@@ -3,105 +3,117 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
-from torch import nn
 
 from curvescope._checks import CurvescopeError
-from curvescope.cli.progress import Display, stoppable
-from curvescope.experiments import load, trained
-from curvescope.experiments.analyse import analyse as measure
-from curvescope.experiments.checks import Number
-from curvescope.experiments.stages.context import Settings, derived
-from curvescope.experiments.store import RunDirectory
-from curvescope.problem import Problem
-from curvescope.reports.page import write_report
+from curvescope.cli.interrupts import stoppable
+from curvescope.cli.options import AsJson, DataSeed, Debug, Device, Quiet, Root, Seed, check_code
+from curvescope.cli.progress import Display
 
-
-@dataclass(frozen=True)
-class _Subject:
-    """What is to be analysed."""
-
-    model: nn.Module
-    data: load.Splits
-    loss: str
-    name: str | None = None
+if TYPE_CHECKING:
+    from curvescope.cli.inputs import Subject
+    from curvescope.experiments.store import RunDirectory
+    from curvescope.problem import Problem
 
 
 def analyse(
     run: Annotated[
-        Path | None, typer.Option("--run", help="The folder of a curvescope train run.")
+        Path | None,
+        typer.Option("--run", metavar="DIR", help="The folder of a curvescope train run."),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="pkg.module:build or file.py:build, called without arguments; LeNet5, …"),
+        typer.Option(metavar="CODE", help="pkg.module:build or file.py:build; LeNet5, …"),
     ] = None,
     weights: Annotated[
-        Path | None, typer.Option(help="The model's weights, a .safetensors file.")
+        Path | None, typer.Option(metavar="FILE", help="The model's weights, .safetensors.")
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="pkg.module:load, file.py:load, arrays.npz, mnist, mnist-6k, …"),
+        typer.Option(metavar="DATA", help="pkg.module:load, file.py:load, x.npz, mnist, …"),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Where the results go; DIR/analysis for --run DIR.")
+        Path | None,
+        typer.Option(metavar="DIR", help="For the results; DIR/analysis for --run DIR."),
     ] = None,
-    loss: Annotated[str | None, typer.Option(help="cross_entropy, binary_logistic or mse.")] = None,
-    layers: Annotated[str | None, typer.Option(help="The layers to look into: fc1,fc2.")] = None,
+    loss: Annotated[
+        str | None, typer.Option(metavar="NAME", help="cross_entropy, binary_logistic or mse.")
+    ] = None,
+    layers: Annotated[
+        str | None, typer.Option(metavar="LIST", help="The layers to look into: fc1,fc2.")
+    ] = None,
     classes: Annotated[
-        bool, typer.Option("--classes/--no-classes", help="Whether to look into the classes.")
+        bool,
+        typer.Option(
+            "--classes/--no-classes", show_default=False, help="Whether to look into the classes."
+        ),
     ] = True,
     samples: Annotated[
-        int | None, typer.Option(min=1, help="Take so many random training samples.")
+        int | None, typer.Option(min=1, metavar="N", help="Take so many random training samples.")
     ] = None,
     batch_size: Annotated[
-        int, typer.Option(min=1, help="Samples at a time; the numbers do not depend on it.")
+        int,
+        typer.Option(min=1, metavar="N", help="Samples at a time."),
     ] = 500,
-    steps: Annotated[int, typer.Option(min=4, help="Lanczos steps of each density.")] = 100,
-    probes: Annotated[int, typer.Option(min=4, help="Random vectors of each density.")] = 8,
-    root: Annotated[Path | None, typer.Option(help="The folder with the data files.")] = None,
-    data_seed: Annotated[
-        int | None, typer.Option(help="The seed of random labels or sub-samples, as in training.")
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Decides every random number.")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    steps: Annotated[
+        int, typer.Option(min=4, metavar="N", help="Lanczos steps of each density.")
+    ] = 100,
+    probes: Annotated[
+        int, typer.Option(min=4, metavar="N", help="Random vectors of each density.")
+    ] = 8,
+    root: Root = None,
+    data_seed: DataSeed = None,
+    seed: Seed = 0,
+    device: Device = "auto",
     figures: Annotated[
-        bool, typer.Option("--figures/--no-figures", help="Whether to draw PDF and SVG figures.")
+        bool,
+        typer.Option(
+            "--figures/--no-figures",
+            show_default=False,
+            help="Whether to draw PDF and SVG figures.",
+        ),
     ] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback on errors.")] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
 ) -> None:
     """Measure a network's curvature: spectra, layers, classes, and an HTML report.
 
-    Results are kept stage by stage: ctrl-C loses little, and the same command goes on.
+    Results are kept stage by stage: ctrl-C loses little, and the same command
+    goes on. The code of --model is called without arguments; that of --data too,
+    or with split="train" and split="test" if it has a parameter split.
 
     \b
-    curvescope analyse --run runs/LeNet5-mnist-6k-seed0
+    curvescope analyse --run runs/LeNet5-mnist-6k-seed0 --samples 1000
     curvescope analyse --model net.py:build --weights net.safetensors \\
         --data mnist --out runs/net
     curvescope analyse --model my.pkg:build --data my.pkg:load --out runs/mine
     """  # noqa: D301 (\b keeps the lines of the examples apart)
-    if run is None and (model is None or data is None):
-        msg = "analyse: needs --run DIR, or --model and --data; curvescope analyse --help shows how"
-        raise CurvescopeError(msg)
-    place = _place(run, out)
-    with load.importable(Path.cwd()):
-        subject = _subject(run, model, weights, data, loss, root=root, seed=data_seed)
-        train, test = _problems(subject, device, samples, batch_size, seed)
+    place = _check(run, model, weights, data, out)
+
+    from curvescope.cli.pages import report_of
+    from curvescope.experiments import analyse as recipe
+    from curvescope.experiments.load import importable
+    from curvescope.experiments.stages.context import Settings
+
+    with importable(Path.cwd()):
+        subject = _subject(run, model, weights, data, root=root, seed=data_seed)
+        train, test = _problems(subject, loss, device, samples, batch_size, seed)
         names = {"data": subject.data.name}
         if subject.name:
             names["model"] = subject.name
         advice = f"what is finished lies in {place}: the same command goes on from there"
-        with stoppable(advice), Display(quiet=quiet or as_json) as display:
-            result = measure(
+        with (
+            stoppable(advice, place / "config.json"),
+            Display(quiet=quiet or as_json) as display,
+        ):
+            result = recipe.analyse(
                 train,
                 place,
                 seed=seed,
@@ -114,7 +126,7 @@ def analyse(
                 progress=display.step,
             )
             display.stage("report")
-            report = write_report(place, figures=None if figures else False)
+            report = report_of(result, figures=figures)
     if as_json:
         typer.echo(json.dumps(_finite(_summary(result, report)), indent=2, allow_nan=False))
     else:
@@ -126,7 +138,21 @@ def analyse(
 # What to analyse ------------------------------------------------------------------------
 
 
-def _place(run: Path | None, out: Path | None) -> Path:
+def _check(
+    run: Path | None, model: str | None, weights: Path | None, data: str | None, out: Path | None
+) -> Path:
+    """The folder for the results, if the options fit together."""
+    if run is None and (model is None or data is None):
+        msg = "analyse: needs --run DIR, or --model and --data; curvescope analyse --help shows how"
+        raise CurvescopeError(msg)
+    if run is not None and (model is not None or weights is not None):
+        msg = "analyse: --run brings its own network; give either --run or --model"
+        raise CurvescopeError(msg)
+    if model is not None:
+        check_code("--model", model)
+    if model is not None and weights is None and ":" not in model:
+        msg = f"analyse: --model {model!r} needs --weights; only code can return a trained model"
+        raise CurvescopeError(msg)
     if out is not None:
         return out
     if run is None:
@@ -140,48 +166,45 @@ def _subject(
     model: str | None,
     weights: Path | None,
     data: str | None,
-    loss: str | None,
     *,
     root: Path | None,
     seed: int | None,
-) -> _Subject:
+) -> Subject:
     """The model with its weights and data, from a run or from what the user names."""
+    from curvescope.cli import inputs
+
     if run is not None:
-        if model is not None or weights is not None:
-            msg = "analyse: --run brings its own network; give either --run or --model"
-            raise CurvescopeError(msg)
-        config = trained.run_config(run)
-        splits = (
-            trained.load_run_data(run, root=root, seed=seed)
-            if data is None
-            else load.load_data(data, root=root, seed=seed)
-        )
-        return _Subject(trained.load_run(run), splits, loss or config["recipe"]["loss"])
+        return inputs.of_run(run, data, root=root, seed=seed)
     assert model is not None, "checked before"
     assert data is not None, "checked before"
-    splits = load.load_data(data, root=root, seed=seed)
-    network = load.load_model(model, splits.train)
-    if weights is not None:
-        load.read_weights(weights, network)
-    elif ":" not in model:
-        msg = f"analyse: --model {model!r} needs --weights; only code can return a trained model"
-        raise CurvescopeError(msg)
-    return _Subject(network, splits, loss or "cross_entropy", model)
+    return inputs.own(model, data, weights, root=root, seed=seed)
 
 
 def _problems(
-    subject: _Subject, device: str, samples: int | None, batch_size: int, seed: int
+    subject: Subject,
+    loss: str | None,
+    device: str,
+    samples: int | None,
+    batch_size: int,
+    seed: int,
 ) -> tuple[Problem, Problem | None]:
-    home = load.choose_device(device)
-    model = subject.model.to(home).eval()
+    import torch
+
+    from curvescope.cli.inputs import choose_device
+    from curvescope.experiments.load import choose_samples
+    from curvescope.experiments.stages.context import derived
+    from curvescope.problem import Problem
+
+    model = subject.model.to(choose_device(device)).eval()
     train, test = subject.data.train, subject.data.test
     if samples is not None:
         generator = torch.Generator().manual_seed(derived(seed, "samples"))
-        train = load.choose_samples(train, samples, generator)
+        train = choose_samples(train, samples, generator)
 
     def problem(data: Any) -> Problem:
         in_memory = isinstance(getattr(data, "tensors", data), tuple)
-        return Problem(model, data, subject.loss, batch_size=batch_size if in_memory else None)
+        chosen = loss or subject.loss
+        return Problem(model, data, chosen, batch_size=batch_size if in_memory else None)
 
     return problem(train), None if test is None else problem(test)
 
@@ -211,14 +234,18 @@ def show(run: RunDirectory, report: Path, console: Console) -> None:
 
 
 def _table(run: RunDirectory) -> Table:
+    from curvescope.experiments.known import known
+    from curvescope.experiments.quantities import FROBENIUS, LARGEST, SMALLEST, TRACE
+
+    best = known(run)
     spectra = [run.stage(name).values for name in run.stages if name.startswith("spectrum-")]
     table = Table()
     table.add_column("")
     for values in spectra:
         table.add_column(values["matrix"], justify="right")
-    table.add_row("largest eigenvalue", *(f"{max(v['outliers']):.5g}" for v in spectra))
-    table.add_row("trace", *(str(Number(**v["trace"])) for v in spectra))
-    table.add_row("Frobenius norm", *(str(Number(**v["frobenius"])) for v in spectra))
+    for quantity in (LARGEST, SMALLEST, TRACE, FROBENIUS):
+        row = [str(best[v["matrix"]].get(quantity, "–")) for v in spectra]
+        table.add_row(quantity, *row)
     table.add_row("products", *(f"{v['products']:,}" for v in spectra))
     return table
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from importlib import metadata
 from typing import Annotated
 
 import typer
@@ -20,20 +18,23 @@ from curvescope.cli.certify import certify
 from curvescope.cli.compare import compare
 from curvescope.cli.data import data
 from curvescope.cli.demo import demo
-from curvescope.cli.progress import Stopped
+from curvescope.cli.entry import INTERRUPTED
+from curvescope.cli.interrupts import Stopped
 from curvescope.cli.reproduce import reproduce
 from curvescope.cli.train import train
 from curvescope.cli.view import view
+from curvescope.cli.wording import in_users_words
 
 # The parser's own errors: click's class, or typer's copy of it in newer versions.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
-HELP = """The curvature of neural networks: exact where possible, with error bars where not.
+HELP = """The curvature of neural networks: exact where possible, with error bars
+where not.
 
 \b
 curvescope demo                       see all of it in two minutes
 curvescope train LeNet5 --data mnist-6k
-curvescope analyse --run runs/LeNet5-mnist-6k-seed0
+curvescope analyse --run runs/LeNet5-mnist-6k-seed0 --samples 1000
 curvescope view runs
 
 Exit codes: 0 success; 1 a self-check failed, or a bug; 2 a mistake in what
@@ -44,21 +45,24 @@ app = typer.Typer(
     name="curvescope",
     help=HELP,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # panels leave too little room for words on 80 columns
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(demo)
-app.command()(train)
-app.command()(analyse)
+app.command(short_help="Train, analyse and certify small networks, with a report.")(demo)
+app.command(short_help="Train a network of the papers.")(train)
+app.command(short_help="Measure a network's curvature, with a report.")(analyse)
 app.command("analyze", hidden=True)(analyse)
-app.command()(certify)
-app.command()(reproduce)
-app.command()(compare)
-app.command()(view)
-app.add_typer(data, name="data")
+app.command(short_help="Bound a network's error on new examples.")(certify)
+app.command(short_help="Compute a figure or table of the papers.")(reproduce)
+app.command(short_help="Hold sharpness against generalisation.")(compare)
+app.command(short_help="Show the runs of a folder in a browser.")(view)
+app.add_typer(data, name="data", short_help="List, verify and fetch data sets.")
 
 
 def _print_version(asked: bool) -> None:
     if asked:
+        from importlib import metadata
+
         typer.echo(metadata.version("curvescope"))
         raise typer.Exit
 
@@ -77,11 +81,6 @@ def _root(
         typer.echo(context.get_help())
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit; this is the ``curvescope`` script."""
-    sys.exit(run(sys.argv[1:] if arguments is None else list(arguments)))
-
-
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit code; errors go to standard error as one sentence."""
     # Read here, not from the parser: an error may well be about the other arguments.
@@ -89,16 +88,18 @@ def run(arguments: list[str]) -> int:
     command = typer.main.get_command(app)
     try:
         code = command.main(arguments, prog_name="curvescope", standalone_mode=False)
+        if sys.stdout is not None:  # it is None if the shell has closed it
+            sys.stdout.flush()  # while a full disk or a closed pipe can still be said
     except (CurvescopeError, _UsageError) as error:
         if debug:
             raise
-        return _complain(_sentence(error), code=2)
+        return _complain(in_users_words(_sentence(error), arguments[:1]), code=2)
     except Stopped as stopped:
-        return _complain(f"stopped; {stopped}", code=130)
+        return _complain(f"interrupted; {stopped}", code=INTERRUPTED)
     except (KeyboardInterrupt, typer.Abort):
-        code = 130
+        code = INTERRUPTED
     except BrokenPipeError:  # whoever read our output has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 1
     except OSError as error:
         if debug:
@@ -111,7 +112,7 @@ def run(arguments: list[str]) -> int:
         return _complain(
             f"unexpected {what} (a bug: --debug shows where; please report it)", code=1
         )
-    if code == 130:  # newer parsers return it for ctrl-C
+    if code == INTERRUPTED:  # newer parsers return it for ctrl-C
         return _complain("interrupted", code=code)
     return code if isinstance(code, int) else 0
 
@@ -123,8 +124,25 @@ def _sentence(error: Exception) -> str:
 
 def _about_files(error: OSError) -> str:
     """A file that cannot be read or written is the machine's state, not a bug."""
+    if error.filename is None and _raised_by(error) in ("click", "typer", "rich", "curvescope"):
+        _discard_output()
+        return f"standard output: cannot be written ({error.strerror or error})"
     place = "" if error.filename is None else f"{str(error.filename)!r}: "
     return f"{place}{error.strerror or error}; check the path, its permissions and the space left"
+
+
+def _raised_by(error: OSError) -> str:
+    """The library whose line failed: where it prints, or this file where it flushes."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    name = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__", ""))
+    return name.partition(".")[0] if name == __name__ or not name.startswith("curvescope") else ""
+
+
+def _discard_output() -> None:
+    """Let the interpreter's last flush go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(sentence: str, *, code: int) -> int:

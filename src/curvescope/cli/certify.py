@@ -3,121 +3,167 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
-from torch import nn
 
-from curvescope import certificates, io
 from curvescope._checks import CurvescopeError
-from curvescope.certificates import Certificate, Confidence, Verification, posterior_method
-from curvescope.cli.progress import stoppable
-from curvescope.experiments import load, trained
+from curvescope.cli.interrupts import check, stoppable
+from curvescope.cli.options import AsJson, DataSeed, Debug, Device, Quiet, Root, Seed, check_code
 
-Subject = tuple[nn.Module, Any, load.Splits]  # the network, its initial weights, its data
+if TYPE_CHECKING:
+    from curvescope import certificates
+    from curvescope.certificates import Certificate, Confidence, Method
+    from curvescope.cli.inputs import Subject
 
 
 def certify(
     run: Annotated[
-        Path | None, typer.Argument(help="The folder of a finished curvescope train run.")
+        Path | None,
+        typer.Argument(metavar="RUN", help="The folder of a finished curvescope train run."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="pkg.module:build or file.py:build; T-600, LeNet5, …")
+        str | None,
+        typer.Option(metavar="CODE", help="pkg.module:build or file.py:build; T-600, LeNet5, …"),
     ] = None,
     weights: Annotated[
-        Path | None, typer.Option(help="The trained weights, a .safetensors file.")
+        Path | None, typer.Option(metavar="FILE", help="The trained weights, .safetensors.")
     ] = None,
     initial: Annotated[
-        Path | None, typer.Option(help="The weights before training, a .safetensors file.")
+        Path | None, typer.Option(metavar="FILE", help="The weights before training.")
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="pkg.module:load, file.py:load, arrays.npz, mnist-6k-2, …")
+        str | None,
+        typer.Option(metavar="DATA", help="pkg.module:load, file.py:load, arrays.npz, mnist-2, …"),
     ] = None,
-    root: Annotated[Path | None, typer.Option(help="The folder with the data files.")] = None,
-    data_seed: Annotated[
-        int | None, typer.Option(help="The seed of random labels or sub-samples, as in training.")
-    ] = None,
+    root: Root = None,
+    data_seed: DataSeed = None,
     method: Annotated[
-        str, typer.Option(help="local, or DH's base, appr, iter, 'iter(d)', iter.m.")
+        str,
+        typer.Option(metavar="NAME", help="local, or DH's base, appr, iter, 'iter(d)', iter.m."),
     ] = "local",
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="Passes over the data; the method's own if none.")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Passes over the data; the method's own if none."),
     ] = None,
-    delta: Annotated[float, typer.Option(help="The risk that the sample misleads.")] = 0.025,
-    draw_delta: Annotated[float, typer.Option(help="The risk that the draws mislead.")] = 0.01,
+    delta: Annotated[float, typer.Option(metavar="RISK", help="That the sample misleads.")] = 0.025,
+    draw_delta: Annotated[
+        float, typer.Option(metavar="RISK", help="That the draws mislead.")
+    ] = 0.01,
     slack: Annotated[
-        float | None, typer.Option(help="What the draws may add to the error; decides how many.")
+        float | None,
+        typer.Option(metavar="S", help="What the draws may add to the error; decides how many."),
     ] = None,
     prior_split: Annotated[
-        float | None, typer.Option(help="Train the prior mean on this share of the data.")
+        float | None,
+        typer.Option(metavar="SHARE", help="Train the prior mean on this share of the data."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The certificate's file; RUN/certificate.json if none.")
+        Path | None,
+        typer.Option(metavar="FILE", help="The certificate; RUN/certificate.json if none."),
     ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Compute it anew, whatever is there.")
+    ] = False,
     verify: Annotated[
-        Path | None, typer.Option(help="Check this certificate instead of making one.")
+        Path | None, typer.Option(metavar="FILE", help="Check this certificate instead.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Decides every random number.")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback on errors.")] = False,
+    seed: Seed = 0,
+    device: Device = "auto",
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
 ) -> None:
-    """Certify a trained network's error on new examples, as a stochastic network (PAC-Bayes).
+    """Certify a trained network's error on new examples (PAC-Bayes).
 
-    The bound holds for weights drawn from a Gaussian around the trained ones. --verify FILE checks
-    a certificate: alone its arithmetic, with the run or --model and --data fresh draws as well.
+    The bound holds for weights drawn from a Gaussian around the trained ones. A
+    finished certificate is shown, one of other settings is replaced by --again
+    alone. --verify FILE checks one: alone its arithmetic, with the run or
+    --model and --data fresh draws as well.
 
     \b
-    curvescope train T-100 --data mnist-6k-2 --loss binary_logistic --out runs/binary
+    curvescope train T-100 --data mnist-6k-2 --loss binary_logistic \\
+        --out runs/binary
     curvescope certify runs/binary
     curvescope certify --verify runs/binary/certificate.json runs/binary
-    curvescope certify --model net.py:build --weights w.safetensors --initial w0.safetensors \\
-        --data net.py:load --out certificate.json
+    curvescope certify --model net.py:build --weights w.safetensors \\
+        --initial w0.safetensors --data net.py:load --out certificate.json
     """  # noqa: D301 (\b keeps the lines of the examples apart)
-    home = load.choose_device(device)
-    with load.importable(Path.cwd()):
-        if verify is not None:
-            _verify(verify, run, model, data, root, data_seed, seed, home, as_json=as_json)
-            return
-        subject = _subject(run, model, weights, initial, data, root=root, seed=data_seed)
-    place = out or (run / "certificate.json" if run is not None else Path("certificate.json"))
-    if place.is_dir():
-        msg = f"--out {str(place)!r}: is a folder; name a file for the certificate"
-        raise CurvescopeError(msg)
-    changes = {} if epochs is None else {"epochs": epochs}
-    network, prior, splits = subject
-    parts = place.with_suffix(".parts")
-    advice = f"what is finished lies in {parts}: the same command goes on from there"
-    with stoppable(advice), _bar(Console(stderr=True, quiet=quiet or as_json)) as tell:
-        certificate = certificates.certify(
-            network.to(home),
-            prior,
-            splits.train,
-            generator=torch.Generator().manual_seed(seed),
-            method=posterior_method(method, **changes),
-            test=splits.test,
-            confidence=Confidence(delta, draw_delta),
-            slack=slack,
-            prior_split=prior_split,
-            checkpoint=parts,
-            progress=tell,
-        )
-    certificate.save(place)
-    shutil.rmtree(parts, ignore_errors=True)
+    import torch
+
+    from curvescope import certificates
+    from curvescope.certificates import Certificate
+    from curvescope.cli import verification
+    from curvescope.cli.claim import Claim, check_place, described
+    from curvescope.cli.inputs import choose_device
+    from curvescope.experiments.load import importable
+
+    home = choose_device(device)
+    if verify is not None:
+        with importable(Path.cwd()):
+            certificate = Certificate.load(verify)
+            known = _named_subject(run, model, data, root=root, seed=data_seed)
+            verification.check(certificate, known, home, seed=seed, as_json=as_json)
+        return
+    place = out or (run or Path()) / "certificate.json"
+    if out is not None or run is None:
+        check_place(place)  # a run that is not there is a mistake of its own
+    chosen, confidence = _settings(method, epochs, delta, draw_delta, slack, prior_split)
+    with importable(Path.cwd()):
+        subject, before = _subject(run, model, weights, initial, data, root=root, seed=data_seed)
+    check_place(place)
+    subject.model.to(home)
+    asked = {
+        "delta": confidence.sample,
+        "draw_delta": confidence.draws,
+        "slack": slack,
+        "prior_split": prior_split,
+        "seed": seed,
+    }
+    claim = Claim(place, {**described(subject, before, chosen), **asked})
+    finished = claim.finished(again=again)
+    if not finished:
+        advice = f"what is finished lies in {claim.parts}: the same command goes on from there"
+        with (
+            stoppable(advice, claim.parts),
+            claim.work() as parts,
+            _bar(Console(stderr=True, quiet=quiet or as_json)) as tell,
+        ):
+            certificates.certify(
+                subject.model,
+                before,
+                subject.data.train,
+                generator=torch.Generator().manual_seed(seed),
+                method=chosen,
+                test=subject.data.test,
+                confidence=confidence,
+                slack=slack,
+                prior_split=prior_split,
+                checkpoint=parts,
+                progress=tell,
+            ).save(place, claim.configuration)
+            claim.remove_parts()
+    _show_saved(place, before=finished, as_json=as_json)
+
+
+def _show_saved(place: Path, *, before: bool, as_json: bool) -> None:
+    from curvescope import io
+    from curvescope.certificates import Certificate
+
     if as_json:
         typer.echo(json.dumps({**io.read_json(place), "file": str(place)}, indent=2))
-    else:
-        show(certificate, place, Console(highlight=False, soft_wrap=True))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    if before:
+        console.print("certified before with the same settings; --again computes it anew")
+    show(Certificate.load(place), place, console)
 
 
 def show(certificate: Certificate, place: Path, console: Console) -> None:
@@ -146,6 +192,26 @@ def show(certificate: Certificate, place: Path, console: Console) -> None:
 # What to certify ------------------------------------------------------------------------
 
 
+def _settings(
+    method: str,
+    epochs: int | None,
+    delta: float,
+    draw_delta: float,
+    slack: float | None,
+    prior_split: float | None,
+) -> tuple[Method, Confidence]:
+    """Method and risks, if they are in order; nothing has been loaded yet."""
+    from curvescope.certificates import Confidence, posterior_method
+    from curvescope.certificates.evaluate import check_slack
+
+    check_slack(slack)
+    if prior_split is not None and not 0 < prior_split < 1:
+        msg = f"certify: --prior-split must be a share between 0 and 1, got {prior_split:g}"
+        raise CurvescopeError(msg)
+    changes = {} if epochs is None else {"epochs": epochs}
+    return posterior_method(method, **changes), Confidence(delta, draw_delta)
+
+
 def _subject(
     run: Path | None,
     model: str | None,
@@ -155,81 +221,41 @@ def _subject(
     *,
     root: Path | None,
     seed: int | None,
-) -> Subject:
-    """Network, initial weights and data, from a run or from what the user names."""
+) -> tuple[Subject, Path]:
+    """Network and data, from a run or from what the user names, and the initial weights."""
+    from curvescope.cli import inputs
+
+    if model is not None:
+        check_code("--model", model)
     if run is not None:
         if any(given is not None for given in (model, weights, initial)):
             msg = "certify: RUN brings its own network and weights; give either RUN or --model"
             raise CurvescopeError(msg)
-        trained.run_config(run)
-        splits = (
-            trained.load_run_data(run, root=root, seed=seed)
-            if data is None
-            else load.load_data(data, root=root, seed=seed)
-        )
-        return trained.load_run(run), run / "weights" / "initial.safetensors", splits
+        subject = inputs.of_run(run, data, root=root, seed=seed)
+        return subject, run / "weights" / "initial.safetensors"
     if model is None or weights is None or initial is None or data is None:
         msg = (
             "certify: needs the folder of a run, or --model, --weights, --initial and --data; "
             "curvescope certify --help shows how"
         )
         raise CurvescopeError(msg)
-    splits = load.load_data(data, root=root, seed=seed)
-    network = load.load_model(model, splits.train)
-    load.read_weights(weights, network)
-    return network, initial, splits
+    return inputs.own(model, data, weights, root=root, seed=seed), initial
 
 
-def _verify(
-    file: Path,
-    run: Path | None,
-    model: str | None,
-    data: str | None,
-    root: Path | None,
-    data_seed: int | None,
-    seed: int,
-    home: torch.device,
-    *,
-    as_json: bool,
-) -> None:
-    certificate = Certificate.load(file)
-    network, examples = None, None
+def _named_subject(
+    run: Path | None, model: str | None, data: str | None, *, root: Path | None, seed: int | None
+) -> Subject | None:
+    """What a certificate is to be held against, if anything is named."""
+    from curvescope.cli import inputs
+
     if run is not None:
-        network = trained.load_run(run)
-        splits = (
-            trained.load_run_data(run, root=root, seed=data_seed)
-            if data is None
-            else load.load_data(data, root=root, seed=data_seed)
-        )
-        examples = splits.train
-    elif model is not None and data is not None:
-        examples = load.load_data(data, root=root, seed=data_seed).train
-        network = load.load_model(model, examples)
-    elif model is not None or data is not None:
+        return inputs.of_run(run, data, root=root, seed=seed)
+    if model is not None and data is not None:
+        return inputs.own(model, data, None, root=root, seed=seed)
+    if model is not None or data is not None:
         msg = "certify --verify: fresh draws need both --model and --data, or the folder of a run"
         raise CurvescopeError(msg)
-    result = certificate.verify(
-        model=None if network is None else network.to(home),
-        data=examples,
-        generator=torch.Generator().manual_seed(seed),
-    )
-    _report(certificate, result, as_json=as_json)
-    if not result.passed:
-        raise typer.Exit(1)
-
-
-def _report(certificate: Certificate, result: Verification, *, as_json: bool) -> None:
-    if as_json:
-        checks = [asdict(check) for check in result.checks]
-        typer.echo(json.dumps({"passed": result.passed, "checks": checks}, indent=2))
-        return
-    console = Console(highlight=False, soft_wrap=True)
-    for check in result.checks:
-        mark = "[green]holds[/green]" if check.passed else "[red]fails[/red]"
-        console.print(mark, end=" ")
-        console.print(f" {check.what}: {check.detail}", markup=False)
-    verdict = "[green]verified[/green]" if result.passed else "[red]refuted[/red]"
-    console.print(f"bound {certificate.bound:.4f}: {verdict}")
+    return None
 
 
 # The terminal ---------------------------------------------------------------------------
@@ -253,6 +279,7 @@ def _bar(console: Console) -> Iterator[Callable[[certificates.Progress], None]]:
         words = {"optimise": "bound about", "draw": "error"}
 
         def tell(progress: certificates.Progress) -> None:
+            check()
             if bar.tasks[0].description != progress.task:
                 bar.reset(task, description=progress.task)
             bar.update(

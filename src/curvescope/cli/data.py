@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -13,29 +13,27 @@ from rich.console import Console
 from rich.table import Table
 
 from curvescope._checks import CurvescopeError
-from curvescope.data.download import fetch
-from curvescope.data.inventory import Entry, inventory, verify
-from curvescope.data.mixture import FORM
-from curvescope.data.names import parse
-from curvescope.data.places import VARIABLE, MissingFiles
+from curvescope.cli.interrupts import stoppable
+from curvescope.cli.options import AsJson, Debug, Root
+
+if TYPE_CHECKING:
+    from curvescope.data.inventory import Entry
+
+HELP = """List, verify and fetch data sets. Files are looked for below --root,
+then below $CURVESCOPE_DATA, then in the user's cache.
+
+\b
+curvescope data list
+curvescope data fetch mnist cifar-10 --root data
+curvescope data verify mnist --root data
+"""
 
 data = typer.Typer(
     name="data",
-    help=(
-        "List, verify and fetch data sets. Files are looked for below --root, then below "
-        f"${VARIABLE}, then in the user's cache.\n\n\b\ncurvescope data list\n"
-        "curvescope data fetch mnist cifar-10 --root data\n"
-        "curvescope data verify mnist --root data"
-    ),
+    help=HELP,
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-Root = Annotated[
-    Path | None,
-    typer.Option("--root", help="A folder to look in first.", metavar="FOLDER"),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback on errors.")]
 
 
 @data.callback(invoke_without_command=True)
@@ -44,7 +42,7 @@ def _help(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-@data.command("list")
+@data.command("list", short_help="Show every data set and where it is.")
 def list_sets(
     root: Root = None,
     as_json: AsJson = False,
@@ -59,6 +57,9 @@ def list_sets(
     curvescope data list
     curvescope data list --root data --json
     """  # noqa: D301 (\b keeps the lines of the examples apart)
+    from curvescope.data.inventory import inventory
+    from curvescope.data.mixture import FORM
+
     entries = inventory(root)
     if as_json:
         typer.echo(json.dumps([asdict(entry) for entry in entries], indent=2))
@@ -96,11 +97,11 @@ def _table(entries: list[Entry]) -> Table:
     return table
 
 
-@data.command("verify")
+@data.command("verify", short_help="Compare the checksums of files.")
 def verify_sets(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="The sets; by default all that are here."),
+        typer.Argument(metavar="NAME", help="The sets; by default all that are here."),
     ] = None,
     root: Root = None,
     as_json: AsJson = False,
@@ -113,6 +114,9 @@ def verify_sets(
     curvescope data verify
     curvescope data verify mnist cifar-10 --root data
     """  # noqa: D301 (\b keeps the lines of the examples apart)
+    from curvescope.data.inventory import inventory
+    from curvescope.data.names import parse
+
     here = [entry.name for entry in inventory(root) if entry.found is not None]
     for name in names or []:
         parse("data verify", name)
@@ -141,6 +145,9 @@ class Check:
 
 def _check(name: str, root: Path | None) -> Check:
     """A wrong file is the finding that was asked for; a set that is not here is a mistake."""
+    from curvescope.data.inventory import verify
+    from curvescope.data.places import MissingFiles
+
     try:
         return Check(name, verify(name, root), None)
     except MissingFiles:
@@ -153,15 +160,15 @@ def _counted(files: int) -> str:
     return f"{files} file{'s' * (files != 1)}"
 
 
-@data.command("fetch")
+@data.command("fetch", short_help="Download data sets.")
 def fetch_sets(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="The sets to download.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="The sets to download.")],
     root: Annotated[
         Path | None,
         typer.Option(
             "--root",
-            help=f"The folder to put them below, instead of ${VARIABLE} or the user's cache.",
-            metavar="FOLDER",
+            help="The folder to put them below, instead of $CURVESCOPE_DATA or the cache.",
+            metavar="DIR",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -174,7 +181,15 @@ def fetch_sets(
     curvescope data fetch mnist
     curvescope data fetch mnist cifar-10 --root data
     """  # noqa: D301 (\b keeps the lines of the examples apart)
-    folders = {name: str(fetch(name, root, progress=not (quiet or as_json))) for name in names}
+    from curvescope.data import download
+    from curvescope.data.names import parse
+
+    for name in names:
+        parse("data fetch", name)
+    folders = {}
+    with stoppable("complete files are kept: the same command fetches the others"):
+        for name in names:
+            folders[name] = str(download.fetch(name, root, progress=not (quiet or as_json)))
     if as_json:
         typer.echo(json.dumps(folders, indent=2))
     else:

@@ -5,26 +5,29 @@ from __future__ import annotations
 import json
 import webbrowser
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from curvescope.cli.progress import Display, stoppable
-from curvescope.experiments.checks import Number
-from curvescope.experiments.demo import Demonstration, demonstrate
-from curvescope.experiments.store import RunDirectory
-from curvescope.reports.demonstration import write_demonstration
+from curvescope.cli.interrupts import stoppable
+from curvescope.cli.options import AsJson, Debug, Quiet, Seed
+from curvescope.cli.progress import Display
+
+if TYPE_CHECKING:
+    from curvescope.experiments.demo import Demonstration
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Where everything goes.")] = Path("runs/demo"),
-    seed: Annotated[int, typer.Option(min=0, help="Decides every random number.")] = 0,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where everything goes.")] = Path(
+        "runs/demo"
+    ),
+    seed: Seed = 0,
     browser: Annotated[bool, typer.Option("--open", help="Open the report in a browser.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback on errors.")] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
 ) -> None:
     """Train, analyse and certify small networks on an embedded part of MNIST.
 
@@ -35,13 +38,16 @@ def demo(
     curvescope demo
     curvescope demo --seed 1 --out runs/demo-1 --open
     """  # noqa: D301 (\b keeps the lines of the examples apart)
+    from curvescope.cli.pages import report_of_demonstration
+    from curvescope.experiments import demo as recipe
+
     advice = f"what is finished lies in {out}: the same command goes on from there"
-    with stoppable(advice), Display(quiet=quiet or as_json) as display:
-        result = demonstrate(
+    with stoppable(advice, out / "config.json"), Display(quiet=quiet or as_json) as display:
+        result = recipe.demonstrate(
             out, seed=seed, tell=display.stage, show=display.move, progress=display.step
         )
         display.stage("report")
-        report = write_demonstration(result)
+        report = report_of_demonstration(result)
     if as_json:
         typer.echo(json.dumps(_summary(result, report), indent=2))
     else:
@@ -54,13 +60,15 @@ def demo(
 
 def show(result: Demonstration, report: Path, console: Console) -> None:
     """Print one column for each network, the certificate, the self-checks and the report."""
+    from curvescope.experiments.demo import column
+
     table = Table()
     table.add_column("")
-    columns = [_numbers(run) for run in result.runs]
+    columns = [column(run) for run in result.runs]
     for run in result.runs:
         table.add_column(str(run.config["model"]["name"]), justify="right")
     for row in columns[0]:
-        table.add_row(row, *(column[row] for column in columns))
+        table.add_row(row, *(numbers[row] for numbers in columns))
     console.print(table)
     console.print("H: Hessian of the training loss, G: its Gauss-Newton part, E = H − G")
     bound, level = result.certificate.bound, result.certificate.confidence.level
@@ -77,20 +85,6 @@ def show(result: Demonstration, report: Path, console: Console) -> None:
     console.print(f"open the report: {report}", markup=False)
 
 
-def _numbers(run: RunDirectory) -> dict[str, str]:
-    overview = run.record("overview")["values"]
-    spectra = {name: run.record(f"spectrum-{name}")["values"] for name in ("H", "G", "E")}
-    rows = {
-        "parameters": f"{overview['parameters']:,}",
-        "test error": f"{overview['fits']['test']['error']:.1%}",
-    }
-    for name, values in spectra.items():
-        rows[f"largest eigenvalue of {name}"] = f"{max(values['outliers']):.4g}"
-    for name, values in spectra.items():
-        rows[f"trace of {name}"] = str(Number(**values["trace"]))
-    return rows
-
-
 def _summary(result: Demonstration, report: Path) -> dict[str, Any]:
     return {
         "folder": str(result.path),
@@ -101,6 +95,7 @@ def _summary(result: Demonstration, report: Path) -> dict[str, Any]:
                 "folder": str(run.path),
                 "parameters": run.record("overview")["values"]["parameters"],
                 "fits": run.record("overview")["values"]["fits"],
+                "known": run.record("summary")["values"]["known"],
                 "spectra": {
                     name: run.record(f"spectrum-{name}")["values"] for name in ("H", "G", "E")
                 },

@@ -6,9 +6,8 @@ in a pipe or a log file they would be noise.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import (
@@ -20,20 +19,10 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bars
 
-from curvescope.spectra.control import Progress
+from curvescope.cli.interrupts import check
 
-
-class Stopped(Exception):
-    """The user has stopped a command; the message says how to go on."""
-
-
-@contextmanager
-def stoppable(advice: str) -> Iterator[None]:
-    """Turn ctrl-C into one sentence that says how to go on."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise Stopped(advice) from None
+if TYPE_CHECKING:
+    from curvescope.spectra.control import Progress
 
 
 class Display:
@@ -59,11 +48,13 @@ class Display:
 
     def stage(self, name: str) -> None:
         """Begin a stage; its name stays in front of the estimates that belong to it."""
+        check()
         self._stage = name
         self._bars.reset(self._task, description=name, total=None, detail="")
 
     def step(self, progress: Progress) -> None:
         """Show one step of an estimate."""
+        check()
         left = "" if progress.remaining == float("inf") else f", {progress.remaining:.0f} s left"
         self._bars.update(
             self._task,
@@ -75,6 +66,7 @@ class Display:
 
     def move(self, done: int, total: int, words: str) -> None:
         """Show how far something else than an estimate has come."""
+        check()
         self._bars.update(self._task, completed=done, total=total, detail=words)
 
     def __enter__(self) -> Display:

@@ -4,90 +4,159 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, cast
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from curvescope._checks import CurvescopeError, one_of
-from curvescope.catalogue.entry import SCALES, Entry, Scale, Settings
-from curvescope.catalogue.listing import entries, find
-from curvescope.catalogue.record import Record, load, run
+from curvescope.cli.interrupts import stoppable
+from curvescope.cli.options import AsJson, Debug, Device, Quiet, Root, Seed, check_folder
 from curvescope.cli.progress import Display
-from curvescope.experiments.load import choose_device
-from curvescope.reports.reproduction import published, write
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from curvescope.catalogue.entry import Entry, Settings
+    from curvescope.catalogue.record import Record
+
+SCALES = ("smoke", "small", "paper")
 
 
 def reproduce(
-    name: Annotated[
-        str, typer.Argument(help="An entry, a paper, a pattern such as '*/table-*', or list.")
-    ] = "list",
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME",
+            help="list, show, an entry, a paper, or a pattern such as '*/table-*'.",
+        ),
+    ] = None,
     scale: Annotated[
         str,
-        typer.Option(help="smoke: seconds; small: minutes on a CPU; paper: its setting, a GPU."),
+        typer.Option(metavar="NAME", help="smoke: seconds; small: minutes; paper: a GPU."),
     ] = "smoke",
-    root: Annotated[Path | None, typer.Option(help="The folder with the data files.")] = None,
-    out: Annotated[
-        Path, typer.Option(help="Results go to OUT/PAPER/ENTRY, and are found there.")
-    ] = Path("runs/reproductions"),
+    root: Root = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Results go to DIR/PAPER/ENTRY.")] = Path(
+        "runs/reproductions"
+    ),
     work: Annotated[
         Path | None,
-        typer.Option(help="Trained networks and finished parts; OUT/work if none."),
+        typer.Option(metavar="DIR", help="Trained networks, finished parts; OUT/work if none."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Decides every random number.")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    seed: Seed = 0,
+    device: Device = "auto",
     again: Annotated[bool, typer.Option("--again", help="Compute finished entries anew.")] = False,
     redraw: Annotated[
         bool, typer.Option("--redraw", help="Only write page and pictures again.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback on errors.")] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
 ) -> None:
     """Compute a figure or table of the papers and set its numbers beside ours.
 
-    A finished entry is not computed again; an unfinished one goes on from its finished parts.
+    A finished entry is not computed again; an unfinished one goes on from its
+    finished parts. `list` shows all entries, `show NAME` all about one.
 
     \b
     curvescope reproduce list
+    curvescope reproduce show dissecting-hessian/random-two-layer
     curvescope reproduce dissecting-hessian/random-two-layer
     curvescope reproduce flatness --scale small --root ../data
     """  # noqa: D301 (\b keeps the lines of the examples apart)
+    one_of("reproduce", "--scale", scale, SCALES)
+    asked, *others = names or ["list"]
+
+    from curvescope.catalogue.entry import Scale, Settings
+    from curvescope.catalogue.listing import entries
+    from curvescope.cli import catalogue
+    from curvescope.cli.inputs import choose_device
+
     console = Console(highlight=False, soft_wrap=True)
-    if name == "list":
-        _list(out, console, as_json=as_json)
+    if asked in ("list", "show"):
+        if (asked == "list") == bool(others):
+            rule = "list takes no name" if others else "show needs the name of an entry"
+            msg = f"reproduce: {rule}; curvescope reproduce list shows all names"
+            raise CurvescopeError(msg)
+        chosen = entries() if asked == "list" else _find(others)
+        catalogue.show(chosen, out, console, detailed=asked == "show", as_json=as_json)
         return
+    chosen = _find([asked, *others])
     settings = Settings(
-        scale=cast(Scale, one_of("reproduce", "--scale", scale, SCALES)),
+        scale=cast(Scale, scale),
         work=work or out / "work",
         root=root,
         device=str(choose_device(device)),
         seed=seed,
     )
+    for option, folder in (("--out", out), ("--work", settings.work)):
+        check_folder(option, folder)
     records = []
-    for entry in find(name):
-        record = _one(entry, settings, out, again=again, redraw=redraw, quiet=quiet or as_json)
-        records.append(record)
-        if not as_json:
-            _show(record, out, console)
+    with stoppable(_advice(out, settings.work, again=again), out, settings.work):
+        for entry in chosen:
+            record = _one(entry, settings, out, again=again, redraw=redraw, quiet=quiet or as_json)
+            records.append(record)
+            if not as_json:
+                catalogue.show_record(record, out, console)
     if as_json:
         typer.echo(json.dumps([asdict(record) for record in records], indent=2))
+
+
+def _find(names: Sequence[str]) -> tuple[Entry, ...]:
+    """The entries of these names, each once, in the order of the catalogue."""
+    from curvescope.catalogue.listing import entries, find
+
+    known = [entry.name for entry in entries()]
+    wanted: set[str] = set()
+    for name in names:
+        try:
+            wanted |= {entry.name for entry in find(name)}
+        except CurvescopeError:
+            near = _near(name, known)
+            hint = f"; near it are {', '.join(near)}" if near else ""
+            msg = (
+                f"reproduce: there is no entry {name!r}{hint}; curvescope reproduce list shows all"
+            )
+            raise CurvescopeError(msg) from None
+    return tuple(entry for entry in entries() if entry.name in wanted)
+
+
+def _near(name: str, known: Sequence[str]) -> list[str]:
+    """Up to three entries that are spelt nearly so, with or without their paper.
+
+    >>> _near("batchnorm", ["dissecting-hessian/batch-norm", "traces/tails"])
+    ['dissecting-hessian/batch-norm']
+    """
+    papers = sorted({entry.partition("/")[0] for entry in known})
+    spellings = {entry.partition("/")[2]: entry for entry in known} | {n: n for n in known}
+    spellings |= {paper: paper for paper in papers}
+    found = get_close_matches(name.lower(), list(spellings), n=6)
+    return list(dict.fromkeys(spellings[spelling] for spelling in found))[:3]
+
+
+def _advice(out: Path, work: Path, *, again: bool) -> str:
+    kept = f"finished entries are in {out}, finished parts in {work}"
+    if again:
+        return f"{kept}: --again computes all of them anew, so name only those that are left"
+    return f"{kept}: the same command goes on from there"
 
 
 def _one(
     entry: Entry, settings: Settings, out: Path, *, again: bool, redraw: bool, quiet: bool
 ) -> Record:
     """The record of one entry: found, drawn again, or computed."""
+    from curvescope.catalogue.record import load, run
+
     place = str(out / entry.name)
     found = None if again else load(out, entry.name)
     if redraw:
         if found is None:
             msg = f"reproduce: {place!r} has no outcome to draw; leave out --redraw and --again"
             raise CurvescopeError(msg)
-        write(out, found)
+        _write(out, found)
         return found
     if found is not None:
         if (found.scale, found.seed) != (settings.scale, settings.seed):
@@ -104,54 +173,25 @@ def _one(
             display.stage(f"{entry.name}: {text}")
 
         record = run(entry, replace(settings, tell=tell))
-    write(out, record)
+        display.stage(f"{entry.name}: pictures")
+        _write(out, record)
     return record
 
 
-def _show(record: Record, out: Path, console: Console) -> None:
-    console.print(f"[bold]{record.entry}[/bold]: {escape(f'{record.source}. {record.shows}')}")
-    table = Table()
-    for title, justify in (("", "left"), ("paper", "right"), ("ours", "right"), ("", "left")):
-        table.add_column(title, justify=cast(Any, justify))
-    for row in record.outcome.rows:
-        verdict = {True: "[green]as in the paper[/green]", False: "[red]differs[/red]", None: ""}
-        words = "; ".join(part for part in (verdict[row.agrees], escape(row.note)) if part)
-        table.add_row(escape(row.what), published(row), f"{row.ours:.4g}", words)
-    console.print(table)
-    for note in record.outcome.notes:
-        console.print(f"- {note}", markup=False)
-    console.print(
-        f"{record.scale}, seed {record.seed}, {record.seconds:.1f} s: {out / record.entry}",
-        markup=False,
-    )
+def _write(out: Path, record: Record) -> None:
+    """Pictures, page and outcome of an entry, which appear together; then the index."""
+    from curvescope import io
+    from curvescope.catalogue.record import FILE
+    from curvescope.cli.staging import staged
+    from curvescope.reports import reproduction
 
-
-def _list(out: Path, console: Console, *, as_json: bool) -> None:
-    """All entries, and what ``out`` holds of them."""
-    listed = [(entry, load(out, entry.name)) for entry in entries()]
-    if as_json:
-        described = [
-            {
-                "name": entry.name,
-                "source": entry.source,
-                "shows": entry.shows,
-                "cost": dict(entry.cost),
-                "outcome": None
-                if record is None
-                else {
-                    "scale": record.scale,
-                    "seed": record.seed,
-                    "rows": [asdict(row) for row in record.outcome.rows],
-                },
-            }
-            for entry, record in listed
-        ]
-        typer.echo(json.dumps(described, indent=2))
-        return
-    for entry, record in listed:
-        console.print(f"[bold]{entry.name}[/bold]  {escape(entry.source)}")
-        console.print(f"  {entry.shows}", markup=False)
-        for scale, cost in entry.cost.items():
-            console.print(f"  {scale:<5}  {cost}", markup=False)
-        if record is not None:
-            console.print(f"  here: {record.scale}, {record.verdict}", markup=False)
+    place = out / record.entry
+    try:
+        with staged(place, last=FILE) as fresh, TemporaryDirectory(dir=fresh) as elsewhere:
+            reproduction.write(Path(elsewhere), record)
+            for file in Path(elsewhere, record.entry).iterdir():
+                file.replace(fresh / file.name)
+    finally:
+        if (place / FILE).is_file():
+            with io.atomic(out / "INDEX.md") as temporary:
+                temporary.write_text(reproduction.index(out), encoding="utf-8")

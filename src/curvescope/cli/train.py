@@ -7,103 +7,150 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
-from torch import nn
 
 from curvescope._checks import CurvescopeError, one_of
-from curvescope.cli.progress import stoppable
-from curvescope.data.normalise import KINDS, Kind
-from curvescope.experiments.load import choose_device
-from curvescope.experiments.training import NamedData, named_data, train_network
-from curvescope.training import loop
-from curvescope.training.recipe import Recipe
-from curvescope.training.run import Trained
+from curvescope.cli.interrupts import check, stoppable
+from curvescope.cli.options import AsJson, Debug, Device, Quiet, Root
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from curvescope.experiments.training import NamedData
+    from curvescope.training import loop
+    from curvescope.training.recipe import Recipe
+    from curvescope.training.run import Trained
+
+# What trains every kind of network of the papers well; DH's own is --lr 0.01 --momentum 0
+# --schedule constant, for a thousand epochs.
+RATES = {"sgd": 0.05, "adam": 1e-3, "adamw": 1e-3, "gadam": 1e-3}
+MOMENTUM = 0.9
+TRACES = ("ggn", "hessian")
 
 
 def train(
-    network: Annotated[str, typer.Argument(help="F-200^2, LeNet5, VGG11-W48, ResNet18-W64, …")],
-    data: Annotated[str, typer.Option(help="mnist, cifar-10, mnist-6k, …; -R: random labels.")],
-    root: Annotated[Path | None, typer.Option(help="The folder with the data files.")] = None,
-    normalise: Annotated[str, typer.Option(help="none, pixel or channel.")] = "none",
-    per_class: Annotated[int | None, typer.Option(help="Train on so many of each class.")] = None,
-    data_seed: Annotated[
-        int | None, typer.Option(help="For random labels, random sub-samples, mixtures.")
+    network: Annotated[
+        str, typer.Argument(metavar="NETWORK", help="F-200^2, LeNet5, VGG11-W48, ResNet18-W64, …")
+    ],
+    data: Annotated[
+        str, typer.Option(metavar="NAME", help="mnist, cifar-10, mnist-6k, …; -R: random labels.")
+    ],
+    root: Root = None,
+    normalise: Annotated[str, typer.Option(metavar="HOW", help="none, pixel or channel.")] = "none",
+    per_class: Annotated[
+        int | None, typer.Option(metavar="N", help="Train on so many of each class.")
     ] = None,
-    epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 30,
-    lr: Annotated[float, typer.Option(help="The initial learning rate.")] = 0.1,
-    batch_size: Annotated[int, typer.Option(help="Samples in a step.")] = 128,
-    optimizer: Annotated[str, typer.Option(help="sgd, adam, adamw or gadam.")] = "sgd",
-    momentum: Annotated[float, typer.Option(help="Of SGD.")] = 0.0,
-    weight_decay: Annotated[float, typer.Option(help="Decoupled for adamw and gadam.")] = 0.0,
-    schedule: Annotated[str, typer.Option(help="constant, linear, averaging, step.")] = "constant",
+    data_seed: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="N", help="For random labels, sub-samples, mixtures."),
+    ] = None,
+    epochs: Annotated[int, typer.Option(metavar="N", help="Passes over the data.")] = 30,
+    lr: Annotated[
+        float | None,
+        typer.Option(metavar="RATE", help="The initial learning rate; 0.05, 0.001 for adam."),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(metavar="N", help="Samples in a step.")] = 128,
+    optimizer: Annotated[
+        str, typer.Option(metavar="NAME", help="sgd, adam, adamw or gadam.")
+    ] = "sgd",
+    momentum: Annotated[
+        float | None, typer.Option(metavar="M", help="Of sgd; 0.9 if none.")
+    ] = None,
+    weight_decay: Annotated[
+        float, typer.Option(metavar="W", help="Decoupled for adamw and gadam.")
+    ] = 0.0,
+    schedule: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="linear (if none), constant, averaging or step."),
+    ] = None,
     average_from: Annotated[
-        int | None, typer.Option(help="Average the weights of the epochs after this one.")
+        int | None, typer.Option(metavar="N", help="Average the weights of later epochs.")
     ] = None,
     loss: Annotated[
-        str, typer.Option(help="cross_entropy, or binary_logistic with one output.")
+        str, typer.Option(metavar="NAME", help="cross_entropy or binary_logistic.")
     ] = "cross_entropy",
     trace_weight: Annotated[
-        float, typer.Option(min=0, help="Penalise the trace of the curvature (PP eq. 13).")
-    ] = 0.0,
-    trace_of: Annotated[str, typer.Option(help="Whose trace: ggn or hessian.")] = "ggn",
-    init: Annotated[str | None, typer.Option(help="pytorch, xavier or dziugaite-roy.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Initial weights and order of samples.")] = 0,
+        float | None,
+        typer.Option(metavar="W", help="Penalise the trace of the curvature (PP eq. 13)."),
+    ] = None,
+    trace_of: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Whose trace: ggn (if none) or hessian.")
+    ] = None,
+    init: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="pytorch, xavier or dziugaite-roy, as the network."),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Initial weights and order of samples.")
+    ] = 0,
     out: Annotated[
         Path | None,
-        typer.Option(help="The run's folder; runs/<network>-<data>-seed<seed> if none."),
+        typer.Option(metavar="DIR", help="The folder; runs/NETWORK-DATA-seedN if none."),
     ] = None,
     checkpoints: Annotated[
-        str, typer.Option(help="Keep the weights after these epochs: 1,10.")
+        str, typer.Option(metavar="LIST", help="Keep the weights after these epochs: 1,10.")
     ] = "",
     resume: Annotated[bool, typer.Option("--resume", help="Continue an unfinished run.")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback on errors.")] = False,
+    device: Device = "auto",
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
 ) -> None:
     """Train a network of the papers into a folder: weights, log, configuration.
 
     Ctrl-C keeps the epochs so far; the same command with --resume goes on.
 
     \b
-    curvescope train LeNet5 --data mnist-6k --epochs 10 --lr 0.05 --momentum 0.9
-    curvescope train F-200^2 --data mnist --root data --normalise channel --checkpoints 1,10
-    curvescope train T-100 --data mnist-6k-2 --loss binary_logistic --out runs/binary
+    curvescope train LeNet5 --data mnist-6k
+    curvescope train F-200^2 --data mnist --root data --checkpoints 1,10
+    curvescope train T-100 --data mnist-6k-2 --loss binary_logistic \\
+        --out runs/binary
     """  # noqa: D301 (\b keeps the lines of the examples apart)
+    trace = _trace(trace_of, trace_weight)
+    kept = _epochs(checkpoints)
+
+    from curvescope.cli.inputs import choose_device
+    from curvescope.data.normalise import KINDS, Kind
+    from curvescope.experiments.training import named_data, train_network
+    from curvescope.training.recipe import OPTIMIZERS, Recipe
+
+    one_of("train", "--optimizer", optimizer, OPTIMIZERS)
+    kind = cast(Kind, one_of("train", "--normalise", normalise, KINDS))
     place = out or Path("runs") / f"{network}-{data}-seed{seed}"
     recipe = Recipe(
         seed=seed,
         epochs=epochs,
-        lr=lr,
+        lr=RATES[optimizer] if lr is None else lr,
         batch_size=batch_size,
         optimizer=optimizer,
-        momentum=momentum,
+        momentum=(MOMENTUM if optimizer == "sgd" else 0.0) if momentum is None else momentum,
         weight_decay=weight_decay,
-        schedule=schedule,
+        schedule=schedule or ("linear" if average_from is None else "averaging"),
         average_from=average_from,
         loss=loss,
-        checkpoints=_epochs(checkpoints),
+        checkpoints=kept,
     )
     home = choose_device(device)
-    kind = cast(Kind, one_of("train", "--normalise", normalise, KINDS))
     splits = named_data(data, root=root, normalise=kind, per_class=per_class, seed=data_seed)
     console = Console(stderr=True, quiet=quiet or as_json)
     advice = f"the epochs so far are in {place}: the same command with --resume goes on"
-    with stoppable(advice), _bar(console, recipe) as tell:
+    if resume and not (place / "config.json").exists():
+        console.print(f"nothing to continue in {place}: this is a new training", markup=False)
+    with stoppable(advice, place / "config.json"), _bar(console, recipe) as tell:
         model, result = train_network(
             network,
             splits,
             recipe,
             folder=place,
-            init=init,
+            init=init or _own_init(network),
             device=home,
             resume=resume,
-            trace=(trace_of, trace_weight) if trace_weight else None,
+            trace=trace,
             tell=tell,
         )
     if as_json:
@@ -112,6 +159,36 @@ def train(
         show(network, model, splits, result, Console(highlight=False, soft_wrap=True))
     if result.diverged is not None:
         raise typer.Exit(1)
+
+
+def _own_init(network: str) -> str | None:
+    """With PyTorch's own initialisation a VGG without batch norm does not begin to learn."""
+    plain_vgg = network.upper().startswith("VGG") and not network.upper().endswith("-BN")
+    return "xavier" if plain_vgg else None
+
+
+def _trace(of: str | None, weight: float | None) -> tuple[str, float] | None:
+    """Whose trace is penalised how much, if any."""
+    if of is not None:
+        one_of("train", "--trace-of", of, TRACES)
+        if weight is None:
+            msg = f"train: --trace-of {of} needs --trace-weight, how much its trace is penalised"
+            raise CurvescopeError(msg)
+    if weight is not None and not 0 <= weight < float("inf"):
+        msg = f"train: --trace-weight must be a number of at least 0, got {weight:g}"
+        raise CurvescopeError(msg)
+    return (of or TRACES[0], weight) if weight else None
+
+
+def _epochs(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        msg = f"train: --checkpoints must be epochs with commas between, as 1,10,100, got {text!r}"
+        raise CurvescopeError(msg) from None
+
+
+# The outcome ----------------------------------------------------------------------------
 
 
 def show(name: str, model: nn.Module, splits: NamedData, result: Trained, console: Console) -> None:
@@ -133,6 +210,11 @@ def show(name: str, model: nn.Module, splits: NamedData, result: Trained, consol
             wrong = round((1 - fit.accuracy) * len(split))
             table.add_row(split.split, f"{fit.loss:.4g}", f"{fit.accuracy:.2%}", f"{wrong:,}")
     console.print(table)
+    if result.train is not None and result.train.accuracy < 1.2 / splits.train.classes:
+        console.print(
+            "[yellow]It has learnt next to nothing[/yellow]: try another --lr, more --epochs, "
+            "--init xavier, or the network with -BN after its name."
+        )
     if recipe.average_from is not None:
         console.print(f"for the average of the weights of the epochs after {recipe.average_from}")
     pace = result.seconds / len(result.history)
@@ -160,14 +242,6 @@ def _size(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def _epochs(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(",") if part.strip())
-    except ValueError:
-        msg = f"train: --checkpoints must be epochs with commas between, as 1,10,100, got {text!r}"
-        raise CurvescopeError(msg) from None
-
-
 @contextmanager
 def _bar(console: Console, recipe: Recipe) -> Iterator[loop.Tell]:
     """A bar with the last epoch's loss and accuracies and the time left."""
@@ -185,6 +259,7 @@ def _bar(console: Console, recipe: Recipe) -> Iterator[loop.Tell]:
         task = bar.add_task("", total=None, epoch=0, numbers="")
 
         def tell(progress: loop.Progress) -> None:
+            check()
             last = progress.epochs[0]
             numbers = ""
             if last is not None:

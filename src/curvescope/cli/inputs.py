@@ -1,0 +1,162 @@
+"""Models and data as the options name them: of a run, or of the user's own files and code."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from curvescope._checks import CurvescopeError
+from curvescope.experiments import load, trained
+from curvescope.experiments.load import Splits
+
+_ARRAYS = "arrays X and y for training and, if there is test data, X_test and y_test"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a command is about; ``name`` is what the user called the model, if that was code."""
+
+    model: nn.Module
+    data: Splits
+    loss: str
+    name: str | None = None
+
+
+def of_run(run: Path, data: str | None, *, root: Path | None, seed: int | None) -> Subject:
+    """A finished training's network, with its own data or with data by another name."""
+    config = trained.run_config(run)
+    splits = (
+        trained.load_run_data(run, root=root, seed=seed)
+        if data is None
+        else load_data(data, root=root, seed=seed)
+    )
+    return Subject(trained.load_run(run), splits, config["recipe"]["loss"])
+
+
+def own(
+    model: str, data: str, weights: Path | None, *, root: Path | None, seed: int | None
+) -> Subject:
+    """The user's model with its weights, or as the code returns it, and the user's data."""
+    splits = load_data(data, root=root, seed=seed)
+    network = load_model(model, splits.train)
+    if weights is not None:
+        load.read_weights(weights, network)
+    return Subject(network, splits, "cross_entropy", model)
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of ``--device``; ``auto`` is the first GPU, or the CPU where there is none.
+
+    Raises:
+        CurvescopeError: If torch finds no such device here.
+    """
+    kind, _, index = name.partition(":")
+    there = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    if kind in there and int(index or 0) >= there[kind]:
+        devices = [f"{each}:{i}" for each, count in there.items() for i in range(count)]
+        found = ", ".join(["cpu", *devices])
+        msg = f"--device {name!r} cannot be used, torch finds only {found} here; use auto or cpu"
+        raise CurvescopeError(msg)
+    return load.choose_device(name)
+
+
+def load_model(text: str, data: Any) -> nn.Module:
+    """As :func:`curvescope.experiments.load.load_model`; says which arguments a function wants."""
+    try:
+        return load.load_model(text, data)
+    except CurvescopeError as error:
+        _explain_call("--model", text, error, "called without arguments")
+        raise
+
+
+def load_data(text: str, *, root: Path | None, seed: int | None) -> Splits:
+    """As :func:`curvescope.experiments.load.load_data`, with a closer look at files."""
+    if text.endswith(".npz"):
+        _check_arrays(f"--data {text!r}", Path(text))
+    elif ":" not in text and Path(text).exists():
+        msg = (
+            f"--data {text!r}: must be an .npz archive, a function as in file.py:load, or the name "
+            "of a data set (curvescope data list)"
+        )
+        raise CurvescopeError(msg)
+    try:
+        return load.load_data(text, root=root, seed=seed)
+    except CurvescopeError as error:
+        how = 'called without arguments, or with split="train" and split="test" alone'
+        _explain_call("--data", text, error, how)
+        raise
+
+
+def _explain_call(option: str, text: str, error: CurvescopeError, how: str) -> None:
+    """If a function failed because it wants arguments, say so with its signature."""
+    place, _, name = text.rpartition(":")
+    found: Any = sys.modules.get(Path(place).stem if place.endswith(".py") else place)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not isinstance(error.__cause__, TypeError) or not callable(found):
+        return
+    try:
+        signature = inspect.signature(found)
+    except ValueError:  # a function of C that does not tell
+        return
+    wanted = [
+        parameter.name
+        for parameter in signature.parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        and not (option == "--data" and parameter.name == "split")
+    ]
+    if wanted:
+        msg = (
+            f"{option} {text!r}: is {how}, but it is {name}{signature}; give "
+            f"{' and '.join(wanted)} a default, or name a function that calls it"
+        )
+        raise CurvescopeError(msg) from error
+
+
+def _check_arrays(where: str, path: Path) -> None:
+    """Refuse what is no archive of plain arrays with the right names, without reading them."""
+    if not path.is_file():
+        msg = f"{where}: there is no such file"
+        raise CurvescopeError(msg)
+    try:
+        kinds = _kinds(path)
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile):
+        msg = f"{where}: is not an .npz archive of arrays; save one with numpy.savez: {_ARRAYS}"
+        raise CurvescopeError(msg) from None
+    objects = [name for name, kind in kinds.items() if kind.hasobject]
+    if objects:
+        msg = (
+            f"{where}: {objects[0]} holds Python objects, which are not read since they can "
+            "execute code; save it as an array of numbers"
+        )
+        raise CurvescopeError(msg)
+    if not {"X", "y"} <= kinds.keys() or ("X_test" in kinds) != ("y_test" in kinds):
+        msg = f"{where}: needs {_ARRAYS}; it holds {', '.join(kinds) or 'none'}"
+        raise CurvescopeError(msg)
+
+
+def _kinds(path: Path) -> dict[str, np.dtype[Any]]:
+    """The type of each array of an archive, from its header alone."""
+    kinds = {}
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.namelist():
+            with archive.open(member) as file:
+                version = np.lib.format.read_magic(file)
+                read = {
+                    (1, 0): np.lib.format.read_array_header_1_0,
+                    (2, 0): np.lib.format.read_array_header_2_0,
+                }.get(version)
+                if read is None:
+                    msg = f"version {version}"
+                    raise ValueError(msg)
+                kinds[member.removesuffix(".npy")] = read(file)[2]
+    return kinds

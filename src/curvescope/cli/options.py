@@ -1,0 +1,82 @@
+"""Options that several commands share, with the same words and the same rules everywhere."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from curvescope._checks import CurvescopeError
+
+
+def _device(name: str) -> str:
+    """Only the form is checked here; whether it can be used is torch's to say."""
+    if re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name) is None:
+        msg = f"--device must be auto, cpu, cuda (or cuda:1, …) or mps, got {name!r}"
+        raise CurvescopeError(msg)
+    return name
+
+
+def _folder(root: Path | None) -> Path | None:
+    if root is not None and not os.path.isdir(os.path.expanduser(root)):
+        msg = f"--root must be a folder that exists, got {str(root)!r}"
+        raise CurvescopeError(msg)
+    return root
+
+
+def check_code(option: str, text: str) -> None:
+    """Refuse a file where a function of it is wanted."""
+    if ":" not in text and os.path.exists(text):
+        msg = f"{option} {text!r}: must name a function of the file too, as {text}:build"
+        raise CurvescopeError(msg)
+
+
+def writable(folder: Path) -> bool:
+    """Whether this process may put files into a folder."""
+    effective = os.access in os.supports_effective_ids
+    return os.access(folder, os.W_OK | os.X_OK, effective_ids=effective)
+
+
+def check_folder(option: str, folder: Path) -> None:
+    """Refuse a folder for results that cannot be made or written, before the work; make nothing.
+
+    Raises:
+        CurvescopeError: If it is a file, or there is no permission.
+    """
+    there = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
+    if not there.is_dir():
+        msg = f"{option} {str(folder)!r}: {str(there)!r} is not a folder; name another one"
+        raise CurvescopeError(msg)
+    if not writable(there):
+        msg = f"{option} {str(folder)!r}: cannot be written (Permission denied); name another one"
+        raise CurvescopeError(msg)
+
+
+Root = Annotated[
+    Path | None,
+    typer.Option("--root", metavar="DIR", callback=_folder, help="The folder with the data files."),
+]
+DataSeed = Annotated[
+    int | None,
+    typer.Option(
+        "--data-seed",
+        min=0,
+        metavar="N",
+        help="Of random labels or sub-samples, as in training.",
+    ),
+]
+Seed = Annotated[
+    int, typer.Option("--seed", min=0, metavar="N", help="Decides every random number.")
+]
+Device = Annotated[
+    str,
+    typer.Option(
+        "--device", metavar="NAME", callback=_device, help="auto, cpu, cuda, cuda:1 or mps."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback on errors.")]

@@ -1,0 +1,83 @@
+"""Reports are written when what they show has changed: drawing figures takes most of a rerun."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from curvescope import io, plots, reports
+from curvescope.experiments.demo import Demonstration
+from curvescope.experiments.store import RunDirectory
+from curvescope.reports import demonstration, page
+
+STAMP = ".report"
+
+
+def report_of(run: RunDirectory, *, figures: bool) -> Path:
+    """The report of an analysis: the page that is there, if it shows these results, or a new one.
+
+    Args:
+        run: The analysis.
+        figures: Whether vector figures lie beside it; where matplotlib is missing they cannot.
+    """
+    drawn = figures and find_spec("matplotlib") is not None
+    stamp = _stamp(_sources(run), drawn)
+    target = run.path / "report.html"
+    if not _shows(target, stamp) or (drawn and not (run.path / "figures").is_dir()):
+        _forget(run.path)
+        target = page.write_report(run.path, figures=drawn)
+        _remember(run.path, stamp)
+    return target
+
+
+def report_of_demonstration(found: Demonstration) -> Path:
+    """The same for the page of a demonstration and those it leads to."""
+    drawn = find_spec("matplotlib") is not None
+    sources = [file for run in found.runs for file in _sources(run)]
+    stamp = _stamp([*sources, *found.path.glob("*/certificate.json")], drawn)
+    target = found.path / "report.html"
+    pages = [target, *(run.path / "report.html" for run in found.runs)]
+    if not _shows(target, stamp) or not all(each.is_file() for each in pages):
+        _forget(found.path)
+        target = demonstration.write_demonstration(found, figures=drawn)
+        _remember(found.path, stamp)
+    return target
+
+
+def _sources(run: RunDirectory) -> list[Path]:
+    """The files that a report is made from, as far as they are there."""
+    above = run.path.resolve().parent
+    results = [run.folder(name) / "result.json" for name in run.stages]
+    others = [run.path / "certificate.json", above / "certificate.json", above / "metrics.jsonl"]
+    return [run.path / "config.json", *results, *(file for file in others if file.is_file())]
+
+
+def _stamp(sources: Iterable[Path], drawn: bool) -> str:
+    """What decides the contents of a report: its sources, and the code that writes it."""
+    digest = hashlib.sha256(f"{metadata.version('curvescope')} {drawn}".encode())
+    for file in sources:
+        digest.update(file.read_bytes())
+    for package in (reports, plots):
+        for file in sorted(Path(package.__path__[0]).rglob("*.*")):
+            if file.suffix != ".pyc":
+                status = file.stat()
+                digest.update(f"{file.name} {status.st_size} {status.st_mtime_ns}".encode())
+    return digest.hexdigest()
+
+
+def _shows(target: Path, stamp: str) -> bool:
+    file = target.parent / STAMP
+    return target.is_file() and file.is_file() and file.read_text(encoding="utf-8") == stamp
+
+
+def _forget(folder: Path) -> None:
+    """Until the new report is complete, nothing says that there is one."""
+    (folder / STAMP).unlink(missing_ok=True)
+
+
+def _remember(folder: Path, stamp: str) -> None:
+    with io.atomic(folder / STAMP) as temporary:
+        temporary.write_text(stamp, encoding="utf-8")
