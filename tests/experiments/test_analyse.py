@@ -110,8 +110,13 @@ def test_classes_are_those_of_the_dense_matrix(
     assert layer is not None
     assert 0 < layer.errors["CFAC"].frobenius < layer.errors["KFAC"].frobenius
     width = float((layer.centres[1] / layer.centres[0]).log10())
-    for density in layer.densities.values():
-        assert float(density.sum()) * width == pytest.approx(1.0)
+    for name, density in layer.densities.items():
+        assert float(density.sum()) * width + layer.below[name] == pytest.approx(1.0)
+    # What is zero stands beside the bins, not in the first of them.
+    block = torch.linalg.eigvalsh(dense["G"][-90:-10, -90:-10])
+    zeros = float((block <= layer.floor).double().mean())
+    assert layer.below["G"] == pytest.approx(zeros)
+    assert zeros > 0
 
 
 def test_an_interrupted_analysis_goes_on_to_the_same_numbers(
@@ -165,6 +170,19 @@ def test_layers_can_be_chosen_and_wrong_ones_are_refused() -> None:
     assert choose_layers(problem, ["fc2"]) == ("fc2",)
     with pytest.raises(CurvescopeError, match=r"'fc9' is no linear .* such layers are fc1, fc2"):
         choose_layers(problem, ["fc9"])
+
+
+def test_a_model_that_is_one_layer_is_looked_into(tmp_path: Path) -> None:
+    g = torch.Generator().manual_seed(0)
+    X = torch.randn(30, 4, generator=g, dtype=torch.float64)
+    problem = Problem(nn.Linear(4, 3).double(), (X, torch.arange(30) % 3))
+    assert choose_layers(problem, None) == ("",)
+    run = analyse(problem, tmp_path, seed=0, settings=QUICK)
+    found = layers.restore(run.stage("layer-model"))
+    assert found is not None
+    assert (found.outputs, found.inputs) == (3, 4)
+    assert run.has("classes-model")
+    assert spectra.restore(run.stage("spectrum-E")).vanishes
 
 
 def test_a_regression_has_no_classes(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 
 from curvescope.experiments.checks import Number, agree, plus_minus, reach
-from curvescope.experiments.stages.spectra import _power_sum
+from curvescope.experiments.stages.spectrum_checks import power_sum
 from curvescope.operators.simple import Diagonal
 from curvescope.spectra import eigenpairs, spectral_measure
 
@@ -71,7 +71,7 @@ def test_few_probes_cannot_make_the_error_of_a_power_sum_too_small() -> None:
     pairs = eigenpairs(A, 2, which="magnitude", generator=torch.Generator().manual_seed(0))
     for k in (1, 2):
         sums = [
-            _power_sum(
+            power_sum(
                 spectral_measure(
                     A, steps=12, probes=4, deflate=pairs,
                     generator=torch.Generator().manual_seed(seed),

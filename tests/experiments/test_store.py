@@ -13,8 +13,9 @@ import torch
 
 from curvescope import io
 from curvescope._checks import CurvescopeError
-from curvescope.experiments import store
+from curvescope.experiments import lock, store
 from curvescope.experiments.checks import Check
+from curvescope.experiments.lock import busy, locked
 from curvescope.experiments.store import Outcome, RunDirectory, open_for_work
 
 CONFIG = {"stages": ["one", "two"], "seed": 0, "settings": {"steps": 10}}
@@ -103,6 +104,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", script], stdin=pipe, stdout=pipe) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"in\n"
+        assert busy(tmp_path)
         with (
             pytest.raises(CurvescopeError, match="another process is working here"),
             open_for_work(tmp_path, CONFIG),
@@ -110,8 +112,25 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
             pass
         other.kill()  # a killed process leaves no lock behind
         other.wait()
+        assert not busy(tmp_path)
         with open_for_work(tmp_path, CONFIG) as run:
             run.compute("one", outcome, seed=0)
+
+
+def test_someone_who_looks_stops_no_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The viewer holds a lock for an instant: whoever wants it tries again."""
+    refused = [True, False]
+    take = lock._take
+
+    def taken_at_first(handle: int) -> None:
+        if refused.pop(0):
+            raise BlockingIOError
+        take(handle)
+
+    monkeypatch.setattr(lock, "_take", taken_at_first)
+    with locked(tmp_path):
+        pass
+    assert refused == []
 
 
 def full(*arguments: object, **keywords: object) -> None:

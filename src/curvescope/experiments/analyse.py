@@ -142,7 +142,8 @@ def choose_layers(problem: Problem, layers: Sequence[str] | None) -> tuple[str, 
     able = [
         name
         for name in problem.params.layers
-        if isinstance(modules[name], _LAYERS) and f"{name}.weight" in problem.params.shapes
+        if isinstance(modules[name], _LAYERS)
+        and f"{name}.weight".lstrip(".") in problem.params.shapes  # a model may be one layer itself
     ]
     if layers is None:
         return tuple(able)

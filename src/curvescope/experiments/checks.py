@@ -44,7 +44,12 @@ class Check:
 
 
 def agree(
-    what: str, ways: dict[str, Number], *, rounding: float = 1e-4, scale: float = 0.0
+    what: str,
+    ways: dict[str, Number],
+    *,
+    rounding: float = 1e-4,
+    scale: float = 0.0,
+    slack: float = 0.0,
 ) -> Check:
     """Whether two ways to the same number agree within their errors.
 
@@ -53,6 +58,7 @@ def agree(
         ways: Two numbers under the words that say where they come from.
         rounding: A relative difference that is accepted in any case: the arithmetic's.
         scale: How large the numbers were that the result may have cancelled from.
+        slack: A difference that is accepted in any case, such as the residuals of eigenvalues.
 
     >>> check = agree("tr H", {"from the density": Number(10.31, 0.05, 8),
     ...                        "by Hutchinson": Number(10.28, 0.04, 32)})
@@ -63,7 +69,7 @@ def agree(
     """
     (_, a), (_, b) = ways.items()
     allowed = reach(a, b) * hypot(a.stderr, b.stderr)
-    allowed += rounding * max(abs(a.value), abs(b.value), scale)
+    allowed += rounding * max(abs(a.value), abs(b.value), scale) + slack
     listed = ", ".join(f"{source} {number}" for source, number in ways.items())
     return Check(f"{what} {listed}", abs(a.value - b.value) <= allowed)
 
@@ -94,19 +100,27 @@ def reach(a: Number, b: Number) -> float:
     return round(z + first / f + second / f**2 + third / f**3, 2)
 
 
-def plus_minus(value: float, stderr: float) -> str:
+def plus_minus(value: float, stderr: float, *, keep: bool = False) -> str:
     """Value and error to the same decimal, that of the error's second significant digit.
+
+    A value without an error has six significant digits (``keep`` keeps zeros at their end), and so
+    has one whose error is beyond the digits that anyone reads.
 
     >>> plus_minus(12.34567, 0.0123), plus_minus(2.0, 0.0), plus_minus(5.6e-7, 1.2e-9)
     ('12.346 ± 0.012', '2', '(5.600 ± 0.012)·10⁻⁷')
+    >>> plus_minus(7.773191, 9e-6)
+    '7.77319 ± 9·10⁻⁶'
     """
     if not isfinite(value) or not isfinite(stderr):
         return _minus(f"{value:.6g} ± {stderr:g}")
+    if 0 < stderr < 1e-5 * abs(value):
+        error = plus_minus(float(f"{stderr:.1g}"), 0.0)
+        return f"{plus_minus(value, 0.0, keep=True)} ± {error}"
     size = max(abs(value), stderr)
     power = floor(log10(size)) if size else 0
     scale = 1.0 if -4 <= power < 6 else 10.0**power
     if stderr == 0:
-        text = f"{value / scale:.6g}"
+        text = f"{value / scale:{'#' if keep else ''}.6g}"
     else:
         decimals = min(max(1 - floor(log10(stderr / scale)), 0 if scale == 1 else 1), 12)
         text = f"{value / scale:.{decimals}f} ± {stderr / scale:.{decimals}f}"

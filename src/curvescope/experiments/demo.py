@@ -21,6 +21,8 @@ from curvescope._checks import positive_int
 from curvescope.certificates import Certificate, certify, posterior_method
 from curvescope.experiments import trained
 from curvescope.experiments.analyse import analyse
+from curvescope.experiments.known import known
+from curvescope.experiments.quantities import LARGEST, SMALLEST, TRACE
 from curvescope.experiments.stages.context import Settings, derived
 from curvescope.experiments.store import RunDirectory, claimed
 from curvescope.experiments.training import named_data, train_network
@@ -137,6 +139,25 @@ def load(path: io.PathLike) -> Demonstration:
     runs = tuple(RunDirectory(place / s["folder"] / "analysis") for s in plan["analysed"])
     folder = place / plan["certified"]["folder"]
     return Demonstration(place, runs, Certificate.load(folder / "certificate.json"))
+
+
+def column(run: RunDirectory) -> dict[str, str]:
+    """One network in numbers: what the tables of a demonstration show, row by row.
+
+    Eigenvalues and sums are the best known ones, see :mod:`curvescope.experiments.known`.
+    """
+    overview = run.record("overview")["values"]
+    train, test = (overview["fits"][split] for split in ("train", "test"))
+    rows = {
+        "parameters": f"{overview['parameters']:,}",
+        "loss of these samples": f"{train['loss']:.4g}",
+        "test loss": f"{test['loss']:.4g}",
+        "test error": f"{100 * test['error']:.2f} %",
+    }
+    for matrix, row in known(run).items():
+        for quantity in (LARGEST, SMALLEST, TRACE):
+            rows[f"{quantity} of {matrix}"] = str(row[quantity])
+    return rows
 
 
 def _train(subject: Subject, place: Path, seed: int, show: Show) -> None:

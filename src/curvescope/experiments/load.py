@@ -183,7 +183,9 @@ def _find(where: str, text: str) -> Any:
         raise
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        msg = f"{where}: {place!r} cannot be imported ({reason}); run from the folder it lies in"
+        absent = isinstance(error, ModuleNotFoundError | FileNotFoundError)
+        advice = "; run from the folder it lies in" if absent else ""
+        msg = f"{where}: {place!r} cannot be imported ({reason}){advice}"
         raise CurvescopeError(msg) from error
     found = module
     for part in name.split("."):

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from curvescope._checks import CurvescopeError
+
+_TRIES, _PAUSE = 3, 0.05
+"""Someone who only looks (:func:`busy`) holds a lock for an instant."""
 
 if sys.platform == "win32":
     import msvcrt
@@ -46,17 +50,52 @@ def locked(folder: Path) -> Iterator[None]:
         msg = f"{str(folder)!r}: cannot be written ({error.strerror}); name another folder"
         raise CurvescopeError(msg) from None
     try:
-        try:
-            _take(handle)
-        except OSError:
+        if not _taken(handle):
             msg = (
                 f"{str(folder)!r}: another process is working here; wait for its end, or name "
                 "another folder"
             )
-            raise CurvescopeError(msg) from None
+            raise CurvescopeError(msg)
         yield
     finally:
         os.close(handle)
+
+
+def _taken(handle: int) -> bool:
+    """Take the lock, unless someone holds it for longer than a look."""
+    for attempt in range(_TRIES):
+        if attempt:
+            time.sleep(_PAUSE)
+        try:
+            _take(handle)
+        except OSError:
+            continue
+        return True
+    return False
+
+
+def busy(folder: Path) -> bool:
+    """Whether a process works in the folder at this moment; nothing is written.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> with locked(folder):
+    ...     busy(folder)
+    True
+    >>> busy(folder)
+    False
+    """
+    try:
+        handle = os.open(folder / ".lock", os.O_RDWR)
+    except OSError:
+        return False  # no lock, or not ours to look at
+    try:
+        _take(handle)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from curvescope import io
 from curvescope._checks import CurvescopeError
+from curvescope.experiments import known as best
 from curvescope.experiments import load, trained
 from curvescope.experiments.stages import sharpness as stage
 from curvescope.experiments.stages.context import derived
@@ -55,6 +56,7 @@ class MeasuredRun:
     training: Mapping[str, Any]
     reports: Mapping[str, SharpnessReport]
     source: str  # "analysis", "kept" or "measured"
+    fitted: int  # samples behind the training loss and error
 
 
 def measured_run(
@@ -102,7 +104,9 @@ def measured_run(
             "reports": {mode: report.to_dict() for mode, report in kept.items()},
         }
         io.write_json(folder / FILE, content)
-    return MeasuredRun(_name(folder), folder, _training(config), _predicting(kept), source)
+    return MeasuredRun(
+        _name(folder), folder, _training(config), _predicting(kept), source, _all_of(config)
+    )
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -139,7 +143,17 @@ def _of_analysis(folder: Path, shown: Path) -> MeasuredRun:
     known = _training(above) if isinstance(above, dict) and "recipe" in above else {}
     own = {"network": run.config["model"]["name"], "data": run.config["data"]["name"]}
     reports = stage.restore(run.stage(_STAGE))
-    return MeasuredRun(_name(folder), shown, {**own, **known}, _predicting(reports), "analysis")
+    first = next(iter(reports))  # that of the spectra
+    reports[first] = best.improved(reports[first], best.known(run))
+    fitted = int(run.config["data"]["samples"])
+    return MeasuredRun(
+        _name(folder), shown, {**own, **known}, _predicting(reports), "analysis", fitted
+    )
+
+
+def _all_of(config: Mapping[str, Any]) -> int:
+    """The number of samples that a training had."""
+    return int(config["data"]["shapes"][-1][0])
 
 
 def _training(config: Mapping[str, Any]) -> dict[str, Any]:

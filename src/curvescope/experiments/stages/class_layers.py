@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from math import log
 from typing import Any
 
 import torch
@@ -45,6 +46,9 @@ class ClassLayerFindings:
     cross_cosine: float  # mean over pairs of different classes
     centres: Tensor  # [bins], eigenvalues
     densities: dict[str, Tensor]  # "G", "KFAC", "CFAC" -> share of eigenvalues per decade
+    floor: float  # where the bins begin
+    below: dict[str, float]  # the share of eigenvalues below them: zero, or not to be told from it
+    sampled: tuple[str, ...]  # those of the three that are Lanczos quadratures
 
 
 def compute(context: Context, layer: str) -> Outcome:
@@ -68,9 +72,10 @@ def compute(context: Context, layer: str) -> Outcome:
         "moments": {},
         "KFAC": asdict(approximation.kfac_error),
         "CFAC": asdict(approximation.cfac_error),
+        "sampled": _sampled(approximation),
         **_cosines(approximation),
     }
-    arrays: dict[str, Tensor] = _densities(approximation)
+    arrays, values["below"] = _densities(approximation)
     for name in ("features", "errors"):
         moment: MomentStatistics = getattr(statistics, name)
         values["moments"][name] = {
@@ -83,6 +88,16 @@ def compute(context: Context, layer: str) -> Outcome:
     return Outcome(values, arrays)
 
 
+def _sampled(approximation: LayerApproximation) -> list[str]:
+    """Which spectra are Lanczos quadratures, the matrix being too large for all eigenvalues."""
+    spectra = {
+        "G": approximation.exact,
+        "KFAC": approximation.kfac,
+        "CFAC": approximation.cfac,
+    }
+    return [name for name, found in spectra.items() if isinstance(found, SpectralMeasure)]
+
+
 def _cosines(approximation: LayerApproximation) -> dict[str, float]:
     """Means over classes with examples, and over pairs of different ones."""
     off = ~torch.eye(approximation.classes, dtype=torch.bool)
@@ -92,8 +107,12 @@ def _cosines(approximation: LayerApproximation) -> dict[str, float]:
     }
 
 
-def _densities(approximation: LayerApproximation) -> dict[str, Tensor]:
-    """The three spectra in bins of ``log₁₀ λ``; all that is smaller is in the first."""
+def _densities(approximation: LayerApproximation) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """The three spectra over ``log₁₀ λ``, and the share of each below what is shown.
+
+    Known eigenvalues are counted in bins. A Lanczos quadrature has a few nodes instead, which are
+    widened as in any density: in bins they would look like eigenvalues.
+    """
     spectra = {
         "G": approximation.exact,
         "KFAC": approximation.kfac,
@@ -104,12 +123,32 @@ def _densities(approximation: LayerApproximation) -> dict[str, Tensor]:
     edges = torch.linspace(float(end) - _DECADES, float(end), _BINS + 1, dtype=torch.float64)
     width = float(edges[1] - edges[0])
     arrays = {"centres": 10 ** ((edges[1:] + edges[:-1]) / 2)}
+    smaller = {}
     for name, spectrum in spectra.items():
         below = spectrum.cdf(10**edges)
-        shares = below.diff()
-        shares[0] += below[0]
-        arrays[f"density {name}"] = shares.clamp(min=0) / width
-    return arrays
+        shares = below.diff().clamp(min=0)
+        if isinstance(spectrum, SpectralMeasure):
+            shares = _widened(spectrum, edges)
+        arrays[f"density {name}"] = shares / width
+        smaller[name] = float(below[0])
+    return arrays, smaller
+
+
+def _widened(spectrum: SpectralMeasure, edges: Tensor) -> Tensor:
+    """The mass between the edges (decimal logarithms) with every node as wide as in a density."""
+    tiny = 10 ** float(edges[0])
+    sigma = spectrum.log_density(tiny, points=2).sigma / log(10)
+    seen = spectrum.nodes > tiny
+    nodes = torch.cat([spectrum.nodes[seen], spectrum.outliers.double()]).log10()
+    mass = torch.cat(
+        [
+            spectrum.weights[seen] / spectrum.probes,
+            torch.full_like(spectrum.outliers.double(), 1 / spectrum.dimension),
+        ]
+    )
+    inside = torch.special.ndtr((edges[:, None] - nodes) / sigma).diff(dim=0) @ mass
+    # Less than a tenth of an eigenvalue in a bin is none.
+    return torch.where(inside > 0.1 / spectrum.dimension, inside, 0.0)
 
 
 def _largest(spectrum: ExactSpectrum | SpectralMeasure) -> float:
@@ -141,4 +180,7 @@ def restore(stage: Stage) -> ClassLayerFindings | None:
         values["cross cosine"],
         arrays["centres"],
         {name: arrays[f"density {name}"] for name in ("G", "KFAC", "CFAC")},
+        float(arrays["centres"][0] ** 1.5 / arrays["centres"][1] ** 0.5),
+        values.get("below", {}),
+        tuple(values.get("sampled", ())),
     )

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from math import sqrt
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from curvescope.experiments.checks import Check
 from curvescope.experiments.stages.context import Context
@@ -10,10 +14,14 @@ from curvescope.experiments.store import Outcome
 from curvescope.problem import Problem
 from curvescope.sharpness.scores import scores, weight_norms
 
+_STEPS = 4
+"""Lengths over which the slope of the loss is measured."""
+
 
 def compute(context: Context) -> Outcome:
     """Sizes, norms of weights and gradient, and the fit on both splits; a few passes over each."""
     problem = context.problem
+    gradient = problem.gradient().double()
     fits = {"train": _fit(problem)}
     if context.test is not None:
         fits["test"] = _fit(context.test)
@@ -22,12 +30,53 @@ def compute(context: Context) -> Outcome:
         "outputs": context.outputs,
         "layers": {layer: _size(problem, layer) for layer in problem.params.layers},
         "weight norm": weight_norms(problem).norm,
-        "gradient norm": float(problem.gradient().double().norm()),
+        "gradient norm": float(gradient.norm()),
         "fits": fits,
     }
-    # Problem.check raises where it does not hold, before the run begins.
-    same = Check("two passes over the data give the same loss and gradient", True)
-    return Outcome(values, checks=(same,))
+    return Outcome(values, checks=(_slope(problem, gradient),))
+
+
+def _slope(problem: Problem, gradient: Tensor) -> Check:
+    """The gradient's norm against the slope of the loss along it, by central differences.
+
+    With the slopes ``s₊`` and ``s₋`` to both sides over a step ``h``, curvature and kinks move the
+    central difference from the derivative by at most about ``(s₊ − s₋)/2``, and rounding by that of
+    the losses over ``h``. Of several steps the one with the least of both counts.
+    """
+    norm, size = float(gradient.norm()), weight_norms(problem).norm or 1.0
+    if norm == 0:
+        return Check("the gradient is zero", True)
+    eps = torch.finfo(problem.dtype).eps
+    direction = (gradient / norm).to(problem.dtype)
+    here, best = _loss(problem, 0 * direction), (0.0, float("inf"))
+    for k in range(_STEPS):
+        h = eps ** (1 / 3) * size / sqrt(problem.params.size) / 4**k
+        after, before = (_loss(problem, sign * h * direction) for sign in (1.0, -1.0))
+        bend = abs(after - 2 * here + before) / (2 * h)
+        rounding = 8 * eps * (1 + abs(here)) / h
+        best = min(best, ((after - before) / (2 * h), bend + rounding), key=lambda pair: pair[1])
+    slope, allowed = best[0], best[1] + 1e-2 * norm
+    return Check(
+        f"the gradient has the norm {norm:.4g}; along it the loss has the slope {slope:.4g} by "
+        f"differences, {allowed:.2g} apart allowed",
+        abs(slope - norm) <= allowed,
+    )
+
+
+def _loss(problem: Problem, step: Tensor) -> float:
+    """The mean loss in float64 after a step from the problem's weights."""
+    moved = {
+        name: (p.detach() + part.to(p)).requires_grad_()
+        for (name, p), part in zip(
+            problem.variables().items(), problem.params.unflatten(step).values(), strict=True
+        )
+    }
+    total, terms = 0.0, 0
+    with problem.evaluation():
+        for batch in problem.batches():
+            at = problem.loss_at(problem.output(moved, batch), batch)
+            total, terms = total + float(at.value().double()), terms + at.count
+    return total / max(terms, 1)
 
 
 def _fit(problem: Problem) -> dict[str, Any]:

@@ -1,49 +1,124 @@
-"""The last stage: what the stages say of each other."""
+"""The last stage: the best known values, and what the stages say of each other."""
 
 from __future__ import annotations
 
 from math import hypot
 
+from curvescope.experiments import known
 from curvescope.experiments.checks import Check, Number, agree
-from curvescope.experiments.stages import sharpness, spectra
+from curvescope.experiments.quantities import end_of_pairs, exact_end
+from curvescope.experiments.stages import class_structure, sharpness, spectra
 from curvescope.experiments.stages.context import Context
+from curvescope.experiments.stages.spectra import Spectrum
+from curvescope.experiments.stages.spectrum_checks import power_sum
 from curvescope.experiments.store import Outcome, RunDirectory
+from curvescope.sharpness.measures import CurvatureMeasures
+from curvescope.sharpness.report import SharpnessReport
 
 
 def compute(context: Context) -> Outcome:
     """Identities between matrices that were measured apart; no product."""
     run = context.run
     measured = {name: spectra.restore(run.stage(f"spectrum-{name}")) for name in spectra.MATRICES}
-    H, G, E = (measured[name] for name in spectra.MATRICES)
-    together = Number(
-        G.trace.value + E.trace.value,
-        hypot(G.trace.stderr, E.trace.stderr),
-        min(G.trace.probes, E.trace.probes),
-    )
-    norm = float(H.measure.outliers.abs().max())
+    report = next(iter(sharpness.restore(run.stage("sharpness")).values()))
+    table = known.of(measured, report)
     checks = [
-        agree("tr H", {"by itself": H.trace, "as tr G + tr E": together}, scale=norm),
-        _sharpness(run, H),
-        _weyl(H, G, E),
+        _sum_of_traces(measured),
+        *_sharpness(report, measured),
+        *_gram_forms(run, measured["G"]),
+        _weyl(measured),
     ]
     values = {
-        "traces": {name: spectrum.trace.value for name, spectrum in measured.items()},
+        "known": known.to_json(table),
         "products": sum(spectrum.products for spectrum in measured.values()),
     }
     return Outcome(values, checks=tuple(checks))
 
 
-def _sharpness(run: RunDirectory, H: spectra.Spectrum) -> Check:
-    """The trace of the sharpness table against that of the spectrum: other probes, other method."""
-    trace = next(iter(sharpness.restore(run.stage("sharpness")).values())).hessian.trace
-    table = Number(trace.value, trace.stderr, trace.probes)
-    return agree("tr H", {"of the sharpness table": table, "of the spectrum": H.trace})
+def _sum_of_traces(measured: dict[str, Spectrum]) -> Check:
+    """``tr H = tr G + tr E``: from H's own products on one side, and from G and E on the other.
+
+    The left side is the density's, since XTrace takes the trace of H from G where it may.
+    """
+    H, G, E = (measured[name] for name in spectra.MATRICES)
+    scale = float(H.measure.outliers.abs().max())
+    g, words = _trace(G)
+    e = Number(0.0) if E.no_diagonal else E.trace
+    words += " (E has no diagonal)" if E.no_diagonal else " plus tr E by XTrace"
+    together = Number(g.value + e.value, hypot(g.stderr, e.stderr), min(_probes(g), _probes(e)))
+    ways = {"by itself, from the density": power_sum(H.measure, 1), f"as tr G {words}": together}
+    return agree("tr H", ways, scale=scale)
 
 
-def _weyl(H: spectra.Spectrum, G: spectra.Spectrum, E: spectra.Spectrum) -> Check:
+def _trace(spectrum: Spectrum) -> tuple[Number, str]:
+    if spectrum.exact is None:
+        return spectrum.trace, "by XTrace"
+    return Number(float(spectrum.exact.values.sum())), "from all eigenvalues"
+
+
+def _probes(number: Number) -> int:
+    """The probes behind a number; an exact one does not limit those of a sum."""
+    return number.probes if number.stderr else 10**6
+
+
+def _sharpness(report: SharpnessReport, measured: dict[str, Spectrum]) -> list[Check]:
+    """The sharpness report, where it has probes and searches of its own, against the spectra."""
+    found = []
+    for name, measures in (("H", report.hessian), ("G", report.gauss_newton)):
+        spectrum, tr = measured[name], measures.trace
+        if tr.stderr and not (name == "H" and spectrum.no_diagonal):  # it is that of G then
+            trace, words = _trace(spectrum)
+            ways = {
+                "of the sharpness report": Number(tr.value, tr.stderr, tr.probes),
+                words: trace,
+            }
+            scale = float(spectrum.measure.outliers.abs().max())
+            found.append(agree(f"tr {name}", ways, scale=scale))
+        found += _ends(name, measures, spectrum)
+    return found
+
+
+def _ends(name: str, measures: CurvatureMeasures, spectrum: Spectrum) -> list[Check]:
+    """The ends of the spectrum, searched from there, against other ways to them.
+
+    The other way is all eigenvalues, or the search by magnitude where it reached that end.
+    """
+    found = []
+    for end, own, upper in (
+        ("λ_max", measures.largest, True),
+        ("λ_min", measures.smallest, False),
+    ):
+        other, words = exact_end(spectrum, upper=upper), "from all eigenvalues"
+        if other is None:
+            other = end_of_pairs(spectrum, upper=upper)
+            words = "among those of largest magnitude"
+        if other.how not in ("exact", "converged") or own.bias == 0:
+            continue  # a bound, or nothing was searched for
+        ways = {"searched for": Number(own.value), words: Number(other.value)}
+        scale = float(spectrum.measure.outliers.abs().max())
+        slack = own.bias + other.error
+        found.append(agree(f"{end}({name})", ways, scale=scale, slack=slack))
+    return found
+
+
+def _gram_forms(run: RunDirectory, G: Spectrum) -> list[Check]:
+    """``tr G`` from the Gram form of its classes against that of the loss: other square roots."""
+    if G.exact is None or not run.has("classes"):
+        return []
+    classes = class_structure.restore(run.stage("classes"))
+    if classes is None or not len(classes.whole):
+        return []
+    ways = {
+        "from the Gram matrix of the classes": Number(float(classes.whole.sum())),
+        "from that of the loss": Number(float(G.exact.values.sum())),
+    }
+    return [agree("tr G", ways)]
+
+
+def _weyl(measured: dict[str, Spectrum]) -> Check:
     """Weyl's inequality for spectral norms, ``|‖H‖ − ‖G‖| ≤ ‖E‖``, up to the residuals."""
-    tops = [spectrum.measure.outliers.abs().max() for spectrum in (H, G, E)]
-    slack = sum(float(spectrum.residuals.max()) for spectrum in (H, G, E))
+    tops = [measured[name].measure.outliers.abs().max() for name in spectra.MATRICES]
+    slack = sum(float(spectrum.residuals.max()) for spectrum in measured.values())
     gap, norm = float((tops[0] - tops[1]).abs()), float(tops[2])
     return Check(
         f"‖H‖ and ‖G‖ differ by {gap:.4g}, which may be at most ‖E‖ = {norm:.4g}",
