@@ -78,8 +78,15 @@ def keep(page: Any, name: str) -> None:
         page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
 
 
+def has(found: Any, count: int) -> None:
+    """Wait until a locator finds this many: a click returns before the page it leads to is drawn."""
+    from playwright.sync_api import expect
+
+    expect(found).to_have_count(count)
+
+
 def view(chart: Any) -> list[float]:
-    return [float(x) for x in chart.locator("svg").get_attribute("data-view").split()]
+    return [float(x) for x in chart.locator(".plot svg").get_attribute("data-view").split()]
 
 
 def path(chart: Any, series: str) -> str:
@@ -93,11 +100,11 @@ def test_every_picture_is_drawn(opened: Open, report: str) -> None:
     page = opened(report)
     figures = page.locator("figure[data-chart]")
     assert figures.count() > 10
-    assert figures.locator("svg, canvas").count() == figures.count()
+    assert figures.locator(".plot svg, canvas").count() == figures.count()
     chart = page.locator("#chart-spectra")
-    assert chart.locator("path.line").count() == 3
-    assert chart.locator("path.band").count() == 3
-    assert chart.locator("g.density circle.outlier").count() == 18  # six of each matrix
+    has(chart.locator("path.line"), 3)
+    has(chart.locator("path.band"), 3)
+    has(chart.locator("g.density circle.outlier"), 18)  # six of each matrix
     assert "NaN" not in page.content()
     keep(page, "report-light")
 
@@ -130,12 +137,12 @@ def test_buttons_keys_and_dragging_zoom(opened: Open, report: str) -> None:
     c, d = view(chart)
     assert d - c == pytest.approx((b - a) / 2)
     assert path(chart, "H") != before
-    chart.locator("svg").focus()
+    chart.locator(".plot svg").focus()
     page.keyboard.press("ArrowRight")
     assert view(chart)[0] > c
     page.keyboard.press("0")
     assert view(chart) == pytest.approx([a, b])
-    box = chart.locator("svg").bounding_box()
+    box = chart.locator(".plot svg").bounding_box()
     page.mouse.move(box["x"] + 200, box["y"] + 100)
     page.mouse.down()
     page.mouse.move(box["x"] + 400, box["y"] + 120, steps=4)
@@ -156,13 +163,13 @@ def test_axes_and_legend_toggle(opened: Open, report: str) -> None:
     toggle.click()
     assert toggle.get_attribute("aria-pressed") == "true"
     assert view(chart)[0] < -5  # decades now
-    assert "|λ|" in chart.locator("svg").text_content()
+    assert "|λ|" in chart.locator(".plot svg").text_content()
     key = chart.get_by_role("button", name="E", exact=True)
     key.click()
     assert key.get_attribute("aria-pressed") == "false"
-    assert chart.locator('g[data-name="E"]').count() == 0
+    has(chart.locator('g[data-name="E"]'), 0)
     key.click()
-    assert chart.locator('g[data-name="E"]').count() == 1
+    has(chart.locator('g[data-name="E"]'), 1)
     before = path(chart, "H")
     chart.get_by_role("button", name="log density").click()
     assert path(chart, "H") != before
@@ -172,8 +179,8 @@ def test_axes_and_legend_toggle(opened: Open, report: str) -> None:
 def test_numbers_under_the_pointer(opened: Open, report: str) -> None:
     page = opened(report)
     chart = page.locator("#chart-spectra")
-    chart.locator("svg").scroll_into_view_if_needed()
-    box = chart.locator("svg").bounding_box()
+    chart.locator(".plot svg").scroll_into_view_if_needed()
+    box = chart.locator(".plot svg").bounding_box()
     page.mouse.move(box["x"] + 90, box["y"] + 100)
     assert "λ = " in chart.locator("output").inner_text()
     heat = page.locator("#chart-layer0-true-input")
@@ -182,13 +189,56 @@ def test_numbers_under_the_pointer(opened: Open, report: str) -> None:
     assert "eigenvector of E[xxᵀ] 1, true eigenvector 2:" in heat.locator("output").inner_text()
 
 
+def test_heat_maps_have_numbers_along_both_axes(opened: Open, report: str) -> None:
+    """Eight columns and forty rows: the tick of a column stands under its middle."""
+    heat = opened(report).locator("#chart-layer0-true-input")
+    assert heat.locator(".columns span").all_inner_texts() == [str(k) for k in range(1, 9)]
+    assert heat.locator(".rows span").all_inner_texts() == ["1", "5", *map(str, range(10, 41, 5))]
+    box, tick = heat.locator("canvas").bounding_box(), heat.locator(".columns span").nth(2)
+    place = tick.bounding_box()
+    middle = place["x"] + place["width"] / 2
+    assert middle == pytest.approx(box["x"] + 2.5 / 8 * box["width"], abs=2)
+    assert "true eigenvector" in heat.locator(".heat-x").inner_text()
+    assert "the first 8 of 512 true eigenvectors" in heat.locator(".remark").inner_text()
+
+
+def test_knockouts_can_be_told_apart_where_they_lie_over_each_other(
+    opened: Open, report: str
+) -> None:
+    chart = opened(report).locator("#chart-knockouts")
+    lines = chart.locator("g.series path.line")
+    looks = lines.evaluate_all(
+        "all => all.map(l => [l.getAttribute('stroke-dasharray') || '', l.style.strokeWidth])"
+    )
+    assert len({tuple(look) for look in looks}) == len(looks) == 4
+    # G, the broadest, is drawn first and lies underneath.
+    assert chart.locator("g.series").first.get_attribute("data-name") == "G"
+    samples = chart.locator(".legend svg.swatch line").evaluate_all(
+        "all => all.map(l => l.getAttribute('stroke-dasharray') || '')"
+    )
+    assert samples == [look[0] for look in reversed(looks)]
+
+
+def test_no_label_of_an_axis_is_cut_off(opened: Open, report: str) -> None:
+    for width in (380, 1100):
+        page = opened(report, width=width)
+        outside = page.evaluate(
+            """() => [...document.querySelectorAll('.plot svg')].filter(s => s.clientWidth).flatMap(
+              s => [...s.querySelectorAll('text')].filter(t => {
+                const a = s.getBoundingClientRect(), b = t.getBoundingClientRect();
+                return b.right > a.right + 1 || b.left < a.left - 1 || b.bottom > a.bottom + 1;
+              }).map(t => t.textContent))"""
+        )
+        assert outside == []
+
+
 def test_a_folded_picture_is_drawn_when_it_is_opened(opened: Open, report: str) -> None:
     page = opened(report)
     chart = page.locator("#chart-class0-cfac")
     assert not chart.is_visible()
     page.locator("details.fold", has=chart).locator("summary").click()
     chart.locator("path.line").first.wait_for(state="visible")
-    box = chart.locator("svg").bounding_box()
+    box = chart.locator(".plot svg").bounding_box()
     assert box["width"] > 300
 
 
@@ -206,18 +256,51 @@ def test_both_themes_and_the_button_between_them(opened: Open, report: str, sche
     assert page.evaluate(paper) == dark  # the choice is remembered
 
 
-def test_a_phone_has_no_sideways_scrolling(opened: Open, report: str, viewer: Viewer) -> None:
-    for address in (report, viewer.address, f"{viewer.address}compare?run=first&run=group/second"):
-        page = opened(address, width=390, has_touch=True)
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    page = opened(report, width=390)
-    assert page.locator("#chart-spectra svg").bounding_box()["width"] <= 390
-    keep(page, "report-phone")
+TOO_WIDE = """() => [...document.querySelectorAll('.scroll, p, h1, h2, h3, figure, summary')]
+  .filter((node) => node.clientWidth && node.scrollWidth > node.clientWidth + 1)
+  .map((node) => node.getAttribute('aria-label') || node.textContent.slice(0, 60))"""
+
+
+@pytest.mark.parametrize("width", [380, 768, 1280])
+def test_nothing_is_cut_at_any_width(opened: Open, report: str, viewer: Viewer, width: int) -> None:
+    """Every table fits: beside each other where there is room, as cards where there is none."""
+    pages = {
+        "report": report,
+        "list": viewer.address,
+        "training": f"{viewer.address}report/trained",
+        "compare": f"{viewer.address}compare?run=first&run=group/second&run=trained",
+    }
+    for name, address in pages.items():
+        page = opened(address, width=width, has_touch=width < 500)
+        page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
+        if name in ("report", "training") or width == 380:
+            assert page.evaluate(TOO_WIDE) == [], name
+        keep(page, f"{name}-{width}")
+
+
+def test_cards_name_their_columns_and_stay_a_table(opened: Open, report: str) -> None:
+    page = opened(report, width=380)
+    table = page.get_by_role("region", name="Stages").get_by_role("table")
+    row = table.get_by_role("row").nth(1)
+    assert row.get_by_role("rowheader").inner_text() == "overview"
+    label = "n => getComputedStyle(n, '::before').content"
+    assert [cell.evaluate(label) for cell in row.get_by_role("cell").all()] == [
+        '"time"',
+        '"seed"',
+        '"finished"',
+    ]
+    boxes = [cell.bounding_box() for cell in row.get_by_role("cell").all()]
+    assert boxes[0]["y"] < boxes[1]["y"] < boxes[2]["y"]
+    has(table.get_by_role("columnheader"), 4)
+    wide = opened(report, width=1280).get_by_role("region", name="Stages").get_by_role("table")
+    tops = {round(cell.bounding_box()["y"]) for cell in wide.get_by_role("cell").all()[:3]}
+    assert len(tops) == 1
 
 
 def test_it_works_without_a_network(opened: Open, report: str) -> None:
     page = opened(report, offline=True)
-    assert page.locator("#chart-spectra path.line").count() == 3
+    has(page.locator("#chart-spectra path.line"), 3)
 
 
 # The demonstration ----------------------------------------------------------------------
@@ -234,19 +317,19 @@ def test_the_demonstration_is_drawn_and_leads_to_the_reports(
 ) -> None:
     page = opened(demonstration)
     figures = page.locator("figure[data-chart]")
-    assert figures.count() == 4
-    assert figures.locator("svg").count() == 4
+    has(figures, 4)
+    has(figures.locator(".plot svg"), 4)
     chart = page.locator("#chart-spectrum-H")
-    assert chart.locator("path.line").count() == 2
+    has(chart.locator("path.line"), 2)
     before = view(chart)
     chart.get_by_role("button", name="Zoom in").click()
     assert view(chart) != before
     chart.get_by_role("button", name="F-4", exact=True).click()
-    assert chart.locator("path.line").count() == 1
+    has(chart.locator("path.line"), 1)
     keep(page, "demonstration")
     page.get_by_role("link", name="Full report of F-4").click()
     page.wait_for_url("**/one/analysis/report.html")
-    assert page.locator("#chart-spectra path.line").count() == 3
+    has(page.locator("#chart-spectra path.line"), 3)
     narrow = opened(demonstration, width=390)
     assert narrow.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
@@ -257,7 +340,7 @@ def test_the_demonstration_is_drawn_and_leads_to_the_reports(
 def test_list_filter_and_comparison(opened: Open, viewer: Viewer) -> None:
     page = opened(viewer.address)
     rows = page.locator("tr[data-words]")
-    assert rows.count() == 3
+    has(rows, 3)
     page.get_by_label("Filter").fill("seed 1 finished")
     assert rows.locator("visible=true").count() > 0
     shown = [row for row in rows.all() if row.is_visible()]
@@ -271,12 +354,20 @@ def test_list_filter_and_comparison(opened: Open, viewer: Viewer) -> None:
     compare.click()
     page.wait_for_url("**/compare?**")
     for matrix in ("H", "G", "E"):
-        assert page.locator(f"#chart-spectrum-{matrix} path.line").count() == 2
-    assert page.locator("#chart-training-loss path.line").count() == 1
+        has(page.locator(f"#chart-spectrum-{matrix} path.line"), 2)
+    has(page.locator("#chart-training-loss path.line"), 2)  # training and test
+    page.get_by_role("link", name="All runs").click()
+    page.get_by_role("link", name="trained").click()
+    has(page.locator("#chart-training-accuracy path.line"), 2)
+    assert "SHA-256" in page.locator("#end").inner_text()
+    keep(page, "viewer-training")
+    page.go_back()
+    page.go_back()
+    page.wait_for_url("**/compare?**")
     keep(page, "viewer-compare")
     page.get_by_role("link", name="All runs").click()
     page.get_by_role("link", name="group/second").click()
-    assert page.locator("#chart-spectra path.line").count() == 3
+    has(page.locator("#chart-spectra path.line"), 3)
 
 
 def test_a_page_of_another_site_cannot_read_the_viewer(browser: Any, viewer: Viewer) -> None:

@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import os
 import shutil
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from curvescope import io
 from curvescope._checks import CurvescopeError
-from curvescope.reports.runs import find_runs
+from curvescope.experiments.lock import locked
+from curvescope.reports.compare import labels
+from curvescope.reports.runs import Found, find_runs
 from curvescope.reports.server import Viewer
+from curvescope.reports.training import render_training
 
 
-@pytest.fixture(scope="module")
-def viewer(runs: Path) -> Iterator[Viewer]:
-    with Viewer(runs) as server:
+@contextmanager
+def serving(root: Path) -> Iterator[Viewer]:
+    with Viewer(root) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         yield server
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture(scope="module")
+def viewer(runs: Path) -> Iterator[Viewer]:
+    with serving(runs) as server:
+        yield server
 
 
 def ask(
@@ -76,23 +88,22 @@ def test_reports_and_comparisons(viewer: Viewer) -> None:
     assert (status, "Spectra" in body) == (200, True)
     status, body, _ = inside(viewer, "compare?run=first&run=group/second&run=trained")
     assert status == 200
-    for word in ("Spectral density of H", "Numbers side by side", "mean training loss"):
+    for word in ("Spectral density of H", "Numbers side by side", "Loss of each epoch"):
         assert word.lower() in body.lower()
 
 
-def test_head_has_no_body(viewer: Viewer) -> None:
-    status, body, headers = inside(viewer, "", method="HEAD")
-    assert (status, body) == (200, "")
-    assert int(headers["Content-Length"]) > 1000
+@pytest.mark.parametrize("rest", ["", "report/first", "report/trained", "nothing"])
+def test_head_is_a_get_without_its_body(viewer: Viewer, rest: str) -> None:
+    status, body, headers = inside(viewer, rest, method="HEAD")
+    full = inside(viewer, rest)
+    assert (status, body) == (full[0], "")
+    assert int(headers["Content-Length"]) == len(full[1].encode())
+    assert ask(viewer, "/wrong/", method="HEAD")[0] == 403
 
 
 def test_an_empty_folder_says_so(tmp_path: Path) -> None:
-    with Viewer(tmp_path) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
+    with serving(tmp_path) as server:
         status, body, _ = inside(server, "")
-        server.shutdown()
-        thread.join()
     assert (status, "no run in this folder yet" in body) == (200, True)
 
 
@@ -162,7 +173,6 @@ def test_paths_that_lead_elsewhere_are_refused(viewer: Viewer, rest: str) -> Non
         "config.json",
         "first/config.json",
         "report/first/config.json",
-        "report/trained",
         "report/nothing",
         "report/",
         "report/first/report.html",
@@ -182,9 +192,35 @@ def test_a_request_for_another_site_is_refused(viewer: Viewer) -> None:
     assert ask(viewer, f"http://evil.example/{viewer.token}/")[0] == 400
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "BREW"])
 def test_only_reading(viewer: Viewer, method: str) -> None:
-    assert inside(viewer, "", method=method)[0] == 501
+    status, body, headers = inside(viewer, "", method=method)
+    assert (status, body) == (405, "405 Method Not Allowed\n")
+    assert headers["Allow"] == "GET, HEAD"
+    assert headers["Content-Type"] == "text/plain; charset=utf-8"
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "BREW"])
+def test_a_stranger_learns_nothing_from_another_method(viewer: Viewer, method: str) -> None:
+    assert ask(viewer, "/wrong/", method=method)[0] == 403
+    assert inside(viewer, "", method=method, host="evil.example")[0] == 421
+
+
+def test_a_body_is_read_and_refused(viewer: Viewer) -> None:
+    port = viewer.server_address[1]
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.request("POST", f"/{viewer.token}/", body=b"x" * 5000)
+    answer = connection.getresponse()
+    assert (answer.status, answer.read()) == (405, b"405 Method Not Allowed\n")
+    connection.close()
+
+
+def test_a_request_that_is_none_gets_a_short_plain_answer(viewer: Viewer) -> None:
+    with socket.create_connection(("127.0.0.1", viewer.server_address[1]), timeout=20) as wire:
+        wire.sendall(b"GET / HTTP/9.9.9\r\n\r\n")
+        answer = wire.makefile("rb").read().decode()
+    assert answer.startswith("400 Bad request")
+    assert "<" not in answer
 
 
 def test_links_that_lead_out_are_not_followed(runs: Path, tmp_path: Path) -> None:
@@ -199,23 +235,163 @@ def test_links_that_lead_out_are_not_followed(runs: Path, tmp_path: Path) -> Non
     result.symlink_to(outside / "stages" / "overview" / "result.json")
     shutil.copytree(runs / "first", root / "plain")
     (root / "again").symlink_to(root / "plain", target_is_directory=True)
-    assert [run.id for run in find_runs(root)] == ["plain"]
-    with Viewer(root) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
+    listed = find_runs(root)
+    assert [(run.id, run.whole) for run in listed] == [("mixed", False), ("plain", True)]
+    assert listed[0].state.startswith("not shown: a link in it leads out")
+    assert listed[0].numbers == {}
+    with serving(root) as server:
         answers = [inside(server, rest)[0] for rest in ("report/linked", "report/mixed")]
-        server.shutdown()
-        thread.join()
     assert answers == [404, 404]
 
 
-def test_a_damaged_run_is_left_out_of_the_list(runs: Path, tmp_path: Path) -> None:
+def test_a_damaged_run_is_listed_as_such_and_has_no_page(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "first", tmp_path / "a")
     (tmp_path / "a" / "stages" / "overview" / "result.json").write_text("{")
-    for name, text in (("b", "[]"), ("c", '{"recipe": 3}'), ("d", '{"kind": "analysis"}')):
+    shutil.copytree(runs / "trained", tmp_path / "b")
+    (tmp_path / "b" / "result.json").write_text("[]")
+    shutil.copytree(runs / "first", tmp_path / "c")
+    (tmp_path / "c" / "config.json").write_text("not JSON")
+    shutil.copytree(runs / "first", tmp_path / "d")
+    found = {run.id: run for run in find_runs(tmp_path)}
+    assert list(found) == ["a", "b", "c", "d"]
+    assert [run.whole for run in found.values()] == [False, False, False, True]
+    assert found["a"].state == "damaged: 'stages/overview/result.json': is not JSON"
+    assert found["b"].state == "damaged: 'b': result.json is damaged"
+    assert str(tmp_path) not in "".join(run.state for run in found.values())
+    with serving(tmp_path) as server:
+        status, body, _ = inside(server, "")
+        assert status == 200
+        assert 'value="a"' not in body  # it cannot be picked
+        assert 'href="report/d"' in body
+        assert 'href="report/a"' not in body
+        assert [inside(server, f"report/{name}")[0] for name in "abcd"] == [404, 404, 404, 200]
+        assert inside(server, "compare?run=a&run=d")[0] == 404
+
+
+def test_someone_elses_configurations_are_left_out(tmp_path: Path) -> None:
+    for name, text in (("a", "[]"), ("b", '{"recipe": 3}'), ("c", '{"kind": "other"}'), ("d", "x")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(text)
     assert find_runs(tmp_path) == []
+
+
+def test_a_run_of_a_later_version_says_so(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "first", tmp_path / "a")
+    config = io.read_json(tmp_path / "a" / "config.json")
+    io.write_json(tmp_path / "a" / "config.json", {**config, "format": 7})
+    (run,) = find_runs(tmp_path)
+    assert run.state == "made by a later version (format 7): update curvescope"
+    assert not run.whole
+
+
+def test_a_run_in_progress_and_one_that_was_stopped(runs: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        shutil.copytree(runs / "first", tmp_path / name)
+        shutil.rmtree(tmp_path / name / "stages" / "summary")
+    shutil.copytree(runs / "trained", tmp_path / "c")
+    (tmp_path / "c" / "result.json").unlink()
+    with locked(tmp_path / "a"), locked(tmp_path / "c"):
+        states = {run.id: run.state for run in find_runs(tmp_path)}
+        with serving(tmp_path) as server:
+            assert inside(server, "report/a")[0] == 200
+            assert "is not finished" in inside(server, "report/c")[1]
+    assert states["a"].endswith("stages, running")
+    assert states["b"].endswith("stages, stopped")
+    assert states["c"] == "running"
+
+
+# Trainings -------------------------------------------------------------------------------------
+
+
+def test_a_training_has_a_page(viewer: Viewer, runs: Path) -> None:
+    status, body, _ = inside(viewer, "report/trained")
+    assert status == 200
+    digest = hashlib.sha256((runs / "trained/weights/final.safetensors").read_bytes()).hexdigest()
+    assert digest in body
+    for words in ("F-4 on digits", "recipe.lr", "Loss of each epoch", "Accuracy of each epoch"):
+        assert words in body
+    result = io.read_json(runs / "trained" / "result.json")
+    assert f"{100 * (1 - result['test']['accuracy']):.2f} % of the answers are wrong" in body
+    assert 'href="../"' in body  # back to the list
+    list_page = inside(viewer, "")[1]
+    assert 'href="report/trained"' in list_page
+
+
+def test_a_page_leads_from_a_training_to_its_analysis(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "trained", tmp_path / "my runs" / "a b")
+    shutil.copytree(runs / "first", tmp_path / "my runs" / "a b" / "analysis")
+    with serving(tmp_path) as server:
+        body = inside(server, "report/my%20runs/a%20b")[1]
+        assert 'href="a%20b/analysis"' in body
+        assert 'href="../../"' in body
+        assert inside(server, "report/my%20runs/a%20b/analysis")[0] == 200
+
+
+def test_a_training_that_diverged_or_is_damaged(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "trained", tmp_path / "a")
+    io.write_json(tmp_path / "a" / "result.json", {"train": None, "test": None, "diverged": 2})
+    (tmp_path / "a" / "weights" / "final.safetensors").unlink()
+    lines = (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()
+    lines[-1] = lines[-1].replace('"loss": ', '"loss": NaN, "old": ')
+    (tmp_path / "a" / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    page = render_training(tmp_path / "a")
+    assert "diverged in epoch 2; there are no final weights" in page
+    assert "not there yet" in page
+    assert "NaN" not in page
+    (tmp_path / "a" / "metrics.jsonl").write_text("3\n")
+    with pytest.raises(CurvescopeError, match="has lines that are no epochs"):
+        render_training(tmp_path / "a")
+
+
+def test_trainings_are_compared(runs: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        shutil.copytree(runs / "trained", tmp_path / name)
+    config = io.read_json(tmp_path / "b" / "config.json")
+    config["recipe"]["lr"] = 0.5
+    io.write_json(tmp_path / "b" / "config.json", config)
+    with serving(tmp_path) as server:
+        status, body, _ = inside(server, "compare?run=a&run=b")
+    assert status == 200
+    for words in ("F-4, lr 0.01", "F-4, lr 0.5", "recipe.lr", "final weights, SHA-256"):
+        assert words in body
+    digest = hashlib.sha256((tmp_path / "a/weights/final.safetensors").read_bytes()).hexdigest()
+    assert body.count(f"{digest[:16]}…") == 2
+
+
+# Names in a comparison -------------------------------------------------------------------------
+
+
+def named(id: str, **changes: str) -> Found:
+    values = {"kind": "analysis", "name": "LeNet5", "data": "mnist", "seed": "0", **changes}
+    return Found(id, Path(id), state="finished", numbers={}, **values)
+
+
+@pytest.mark.parametrize(
+    ("runs", "different", "expected"),
+    [
+        ([named("a"), named("b", name="VGG11")], {}, ["LeNet5", "VGG11"]),
+        (
+            [named("a"), named("b", data="cifar-10")],
+            {},
+            ["LeNet5, mnist", "LeNet5, cifar-10"],
+        ),
+        ([named("a"), named("b", seed="1")], {}, ["LeNet5, seed 0", "LeNet5, seed 1"]),
+        (
+            [named("a"), named("b")],
+            {"recipe.weight_decay": ["0.0", "0.1"], "model.weights": ["x", "y"]},
+            ["LeNet5, weight decay 0.0", "LeNet5, weight decay 0.1"],
+        ),
+        ([named("a"), named("b")], {"settings.steps": ["1", "2"]}, ["LeNet5, a", "LeNet5, b"]),
+        (
+            [named("a"), named("a/analysis", kind="training"), named("c", name="F-4")],
+            {},
+            ["LeNet5, analysis", "LeNet5, training", "F-4"],
+        ),
+    ],
+)
+def test_no_two_runs_have_the_same_label(runs, different, expected: list[str]) -> None:
+    assert labels(runs, different) == expected
+    assert len(set(expected)) == len(runs)
 
 
 # Starting ------------------------------------------------------------------------------------

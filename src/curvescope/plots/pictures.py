@@ -1,40 +1,74 @@
-"""Pictures of the catalogue, from data to a figure."""
+"""Pictures of the catalogue, from data to a figure.
+
+One width for all, so that letters have the same size on a page whatever the number of columns: a
+figure is as wide as a page, panels share it. Legends lie below the panels, never on the data; one
+serves all panels where a label means the same in each.
+"""
 
 from __future__ import annotations
 
 import math
+import textwrap
 from typing import TYPE_CHECKING, Literal
 
 from curvescope.catalogue.pictures import Curve, Panel, Picture
-from curvescope.plots import style
+from curvescope.plots import axes as scales
+from curvescope.plots import legends, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+WIDTH = 8.6
+"""Of a figure, in inches."""
+_HEIGHTS = {1: 3.2, 2: 2.75, 3: 2.2}  # of a panel, by columns; 1.9 beyond
+_LETTER = 0.075  # inches, of labels and titles on average
+_LINE = 0.19  # inches, of a line of a legend
+_FEW = 12  # points of a line that are marked
+_MARKERS = "o^sDv"
 
-def draw(picture: Picture) -> Figure:
-    """All panels of a picture.
+
+def draw(picture: Picture, *, title: str = "") -> Figure:
+    """All panels of a picture, under its own title or, where it has none, under ``title``.
 
     >>> squares = Curve.of("squares", None, [1.0, 4.0])
-    >>> figure = draw(Picture("p", "", (Panel(xlabel="n", curves=(squares,)),)))
-    >>> figure.axes[0].get_xlabel(), len(figure.axes[0].lines)
-    ('n', 1)
+    >>> figure = draw(Picture("p", "", (Panel(xlabel="n", curves=(squares,)),)), title="Numbers")
+    >>> figure.axes[0].get_xlabel(), len(figure.axes[0].lines), figure.get_suptitle()
+    ('n', 1, 'Numbers')
     """
     columns = min(picture.columns, len(picture.panels))
     rows = math.ceil(len(picture.panels) / columns)
-    figure, grid = style.panels(rows, columns)
+    shared = legends.shared(picture)
+    lines = legends.lines(picture, WIDTH if shared else WIDTH / columns, shared=shared)
+    height = _HEIGHTS.get(columns, 1.9) + (0 if shared else _LINE * lines)
+    figure, grid = style.panels(rows, columns, width=WIDTH / columns, height=height)
+    if shared:
+        figure.set_size_inches(WIDTH, height * rows + _LINE * lines)
     places = [axes for row in grid for axes in row]
-    for axes, panel in zip(places, picture.panels, strict=False):
+    for place, (axes, panel) in enumerate(zip(places, picture.panels, strict=False)):
         _panel(axes, panel, figure)
+        _words(axes, picture, place, columns)
+        if not shared:
+            legends.below(axes)
     for axes in places[len(picture.panels) :]:
         axes.set_axis_off()
+    if shared:
+        legends.under(figure, places)
+    named = style.pretty(picture.title or title)
+    if named:
+        figure.suptitle(named, x=0.01, ha="left", fontsize=10.5, fontweight="bold")
     return figure
 
 
-def _panel(axes: Axes, panel: Panel, figure: Figure) -> None:
-    from matplotlib.ticker import MaxNLocator
+def colour_of(place: int, curve: Curve) -> int:
+    """The index of a curve's colour, and of its marker."""
+    return place if curve.colour is None else curve.colour
 
+
+def _panel(axes: Axes, panel: Panel, figure: Figure) -> None:
+    if panel.note:
+        axes.text(0.5, 0.5, style.pretty(panel.note), transform=axes.transAxes, ha="center",
+                  va="center", fontsize=8, color=style.GREY, wrap=True)  # fmt: skip
     if panel.image is not None:
         image = panel.image
         rows, columns = len(image.values), len(image.values[0])
@@ -43,35 +77,76 @@ def _panel(axes: Axes, panel: Panel, figure: Figure) -> None:
             aspect="auto", extent=(0.5, columns + 0.5, rows + 0.5, 0.5),  # counted from 1
         )  # fmt: skip
         axes.grid(visible=False)
-        figure.colorbar(shown, ax=axes, shrink=0.9)
+        bar = figure.colorbar(shown, ax=axes, shrink=0.9, label=image.label or None)
+        bar.ax.tick_params(labelsize=7)
+    elif not panel.curves:
+        axes.set(xticks=[], yticks=[])
+        return
     for place, curve in enumerate(panel.curves):
-        index = place if curve.colour is None else curve.colour
-        _curve(axes, curve, style.CYCLE[index % len(style.CYCLE)])
-    for label, x in (panel.lines or {}).items():
-        axes.axvline(x, color=style.GREY, linewidth=0.9, linestyle="--", label=label)
-    axes.set(xlabel=panel.xlabel, ylabel=panel.ylabel)
+        _curve(axes, curve, colour_of(place, curve))
     if panel.image is None:
-        axes.set(xscale=panel.xscale, yscale=panel.yscale)
-    if panel.image is not None or (panel.xscale == "linear" and _counted(panel)):
-        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
-    if panel.image is not None:
-        axes.yaxis.set_major_locator(MaxNLocator("auto", integer=True))
-    if panel.ylim is not None:
-        axes.set_ylim(*panel.ylim)
-    style.finish(axes, panel.title)
+        scales.scale(axes, panel)
+    else:
+        scales.counted(axes)
+    for label, x in (panel.lines or {}).items():
+        _line(axes, label, x)
+    if panel.lines and panel.ylim is None and panel.yscale == "linear":
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, high + 0.12 * (high - low))  # room for the words at the lines
 
 
-def _counted(panel: Panel) -> bool:
-    """Whether everything stands at whole numbers: epochs, places, dimensions."""
-    return all(x == round(x) for curve in panel.curves for x in curve.x)
+def _words(axes: Axes, picture: Picture, place: int, columns: int) -> None:
+    """Labels and title; labels that are the same everywhere stand at the edges alone."""
+    panel, panels = picture.panels[place], picture.panels
+    ylabels = [_ylabel(each) for each in panels]
+    bottom = place + columns >= len(panels)
+    width, height = WIDTH / columns - 0.5, _HEIGHTS.get(columns, 1.9) - 0.8
+    said = {ylabels[place], panel.xlabel, f"{ylabels[place]}s"}
+    title = "" if panel.title in said else panel.title
+    style.finish(axes, _broken(title, width), legend=False)
+    if not panel.curves and panel.image is None:
+        return
+    if bottom or len({each.xlabel for each in panels}) > 1:
+        axes.set_xlabel(_broken(panel.xlabel, width))
+    if place % columns == 0 or len(set(ylabels)) > 1:
+        axes.set_ylabel(_broken(ylabels[place], height))
 
 
-def _curve(axes: Axes, curve: Curve, colour: str) -> None:
-    label = curve.label or None
+def _broken(text: str, width: float) -> str:
+    """The text in lines that are not longer than so many inches.
+
+    >>> _broken("eigenvalue without class means", 1.4).splitlines()
+    ['eigenvalue without', 'class means']
+    """
+    return "\n".join(textwrap.wrap(style.pretty(text), max(8, int(width / _LETTER))))
+
+
+def _ylabel(panel: Panel) -> str:
+    """What the vertical axis is; the title says it where nothing else does."""
+    return panel.ylabel or ("" if panel.note and not panel.curves else panel.title)
+
+
+def _line(axes: Axes, label: str, x: float) -> None:
+    """A vertical line with its name beside its upper end, on the side with more room."""
+    axes.axvline(x, color=style.GREY, linewidth=0.9, linestyle="--")
+    low, high = (axes.transData.transform((side, 0))[0] for side in axes.get_xlim())
+    right = (axes.transData.transform((x, 0))[0] - low) / (high - low) > 0.6
+    axes.annotate(
+        label, xy=(x, 1.0), xycoords=("data", "axes fraction"), xytext=(-3 if right else 3, -1),
+        textcoords="offset points", ha="right" if right else "left", va="top", fontsize=7.5,
+        color=style.GREY,
+    )  # fmt: skip
+
+
+def _curve(axes: Axes, curve: Curve, index: int) -> None:
+    label = style.pretty(curve.label) or None
+    colour = style.CYCLE[index % len(style.CYCLE)]
+    marker = _MARKERS[index // len(style.CYCLE) % len(_MARKERS)]
     if curve.kind == "points":
         axes.plot(
-            curve.x, curve.y, linestyle="none", marker="o", markersize=3, color=colour, label=label
-        )
+            curve.x, curve.y, linestyle="none", marker=marker, markersize=3, color=colour,
+            label=label, zorder=3,
+        )  # fmt: skip
         if curve.low is not None and curve.high is not None:
             axes.vlines(curve.x, curve.low, curve.high, color=colour, linewidth=0.8)
         return
@@ -84,5 +159,8 @@ def _curve(axes: Axes, curve: Curve, colour: str) -> None:
         axes.fill_between(
             curve.x, curve.low, curve.high, color=colour, alpha=0.22, linewidth=0, step=step
         )
-    drawstyle = "steps-post" if step else "default"
-    axes.plot(curve.x, curve.y, color=colour, label=label, drawstyle=drawstyle)
+    axes.plot(
+        curve.x, curve.y, color=colour, label=label,
+        drawstyle="steps-post" if step else "default",
+        marker=marker if 2 < len(curve.x) <= _FEW and not step else None, markersize=3,
+    )  # fmt: skip

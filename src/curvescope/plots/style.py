@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,14 @@ if TYPE_CHECKING:
 BLUE, VERMILION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
 PURPLE, SKY, GREY, BLACK = "#CC79A7", "#56B4E9", "#7A7A7A", "#222222"
 CYCLE = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, GREY)
+LEGEND = 8
+"""The size of letters in legends."""
+
+_RAISED, _LOWERED = (
+    str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"),
+    str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉"),
+)
+_NAMES = {"mnist": "MNIST", "cifar": "CIFAR", "fashion-mnist": "Fashion-MNIST"}
 
 _SETTINGS: dict[str, Any] = {
     "axes.grid": True,
@@ -34,7 +43,7 @@ _SETTINGS: dict[str, Any] = {
     "font.size": 9,
     "grid.color": "#E6E6E6",
     "grid.linewidth": 0.6,
-    "legend.fontsize": 8,
+    "legend.fontsize": LEGEND,
     "lines.linewidth": 1.3,
     "savefig.dpi": 160,
     "svg.hashsalt": "curvescope",  # the same picture, the same file
@@ -61,6 +70,17 @@ def finish(axes: Axes, title: str = "", *, legend: bool = True) -> None:
     axes.set_title(title, loc="left", fontsize=_SETTINGS["axes.titlesize"])
     if legend and axes.get_legend_handles_labels()[1]:
         axes.legend(frameon=False, fontsize=_SETTINGS["legend.fontsize"])
+
+
+def pretty(text: str) -> str:
+    """Names of networks and data sets as one writes them.
+
+    >>> pretty("F-200^2 on mnist"), pretty("T-200^2_10, fc1"), pretty("fashion-mnist, cifar-10")
+    ('F-200² on MNIST', 'T-200²₁₀, fc1', 'Fashion-MNIST, CIFAR-10')
+    """
+    text = re.sub(r"\^(\d+)", lambda found: found[1].translate(_RAISED), text)
+    text = re.sub(r"(?<=[\d⁰¹²³⁴⁵⁶⁷⁸⁹])_(\d+)", lambda found: found[1].translate(_LOWERED), text)
+    return re.sub(r"\b(fashion-mnist|mnist|cifar)\b", lambda found: _NAMES[found[1]], text)
 
 
 def save(figure: Figure, path: str | os.PathLike[str]) -> list[Path]:

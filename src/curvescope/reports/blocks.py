@@ -9,10 +9,16 @@ from typing import Any
 
 from curvescope.experiments.checks import Check
 
+_PHONE, _CHARACTER, _GAP, _NAME = 335.0, 7.3, 11.0, 130.0
+"""Pixels: the text column of a phone, a character, the space between columns, a row's name."""
+
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of texts, the first cell of each being its name; ``prose`` columns may wrap."""
+    """Rows of texts, the first cell of each being its name; ``prose`` columns may wrap.
+
+    Where a narrow screen cannot hold the columns beside each other, rows become cards there.
+    """
 
     caption: str
     head: Sequence[str]
@@ -26,14 +32,32 @@ class Table:
         """The name under which the template knows it."""
         return "folded" if self.folded else "table"
 
+    @property
+    def stacked(self) -> bool:
+        """Whether a phone is too narrow for it.
+
+        >>> Table("", ["", "value"], [["trace", "51.2"]]).stacked
+        False
+        >>> Table("", ["", "H", "G", "E"], [["trace", *["51.2134 ± 0.0021"] * 3]]).stacked
+        True
+        """
+        if self.prose:
+            return True
+        # A head wraps between words, a cell does not.
+        words = [max(map(len, cell.split()), default=0) for cell in self.head]
+        cells = [max(map(len, column)) for column in zip(*self.rows, strict=True)]
+        widths = [_CHARACTER * max(pair) + _GAP for pair in zip(words, cells, strict=False)]
+        return bool(widths) and min(widths[0], _NAME) + sum(widths[1:]) > _PHONE
+
 
 @dataclass(frozen=True)
 class Chart:
-    """An interactive picture: its identifier, its caption, and what the script draws."""
+    """An interactive picture: identifier, caption, what the script draws, and a remark below."""
 
     id: str
     caption: str
     spec: Mapping[str, Any]
+    note: str = ""
     kind = "chart"
 
 
@@ -97,7 +121,10 @@ Block = Table | Chart | Pair | Text | Checks | Links | Fold
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page: what one sees, what the paper says one should see, and the evidence."""
+    """A part of a page: what one sees, what the paper says one should see, and the evidence.
+
+    ``verdict`` says how far the numbers of this run are as the paper has them.
+    """
 
     id: str
     title: str
@@ -105,6 +132,7 @@ class Section:
     expected: str = ""
     blocks: Sequence[Block] = field(default_factory=tuple)
     authority: str = "What the paper says."
+    verdict: str = ""
 
     def charts(self) -> list[Chart]:
         """All charts of the section."""
@@ -138,6 +166,15 @@ def short(value: float | None, digits: int = 4) -> str:
     power = math.floor(math.log10(abs(value)))
     exponent = str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
     return f"{value / 10.0**power:.{digits}g}·10{exponent}"
+
+
+def factor(value: float) -> str:
+    """A ratio; beyond all bounds where nothing but rounding is left below.
+
+    >>> factor(12.3456), factor(float("inf"))
+    ('12.3', '∞')
+    """
+    return "∞" if value > 1e9 else short(value, 3)
 
 
 def percent(share: float | None) -> str:

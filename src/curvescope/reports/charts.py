@@ -12,6 +12,7 @@ from curvescope.experiments.stages.spectra import Spectrum
 
 COLOURS = ("blue", "vermilion", "green", "orange", "purple", "sky", "grey")
 OF_MATRIX = {"H": "blue", "G": "vermilion", "E": "green"}
+_DASHES = ("", "7 4", "2 3")
 _FLOOR = 1e-7
 """Where a logarithmic axis ends, relative to the largest eigenvalue."""
 
@@ -30,27 +31,47 @@ def rounded(values: Tensor | Sequence[float], digits: int = 7) -> Any:
     return float(f"{number:.{digits}g}") if math.isfinite(number) else None
 
 
+def appearance(index: int) -> dict[str, str]:
+    """Colour and, when the colours are used up, dashes of the curve with this number.
+
+    >>> appearance(0), appearance(8)
+    ({'colour': 'blue'}, {'colour': 'vermilion', 'dash': '7 4'})
+    """
+    found = {"colour": COLOURS[index % len(COLOURS)]}
+    if index >= len(COLOURS):
+        found["dash"] = _DASHES[index // len(COLOURS) % len(_DASHES)]
+    return found
+
+
 def density_chart(
-    spectra: Mapping[str, Spectrum], *, title: str, colours: Mapping[str, str]
+    spectra: Mapping[str, Spectrum], *, title: str, colours: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """Densities over each other, with their outliers and, where known, all eigenvalues.
+
+    A matrix that vanishes has no density and is left out, unless it is all there is.
 
     Args:
         spectra: Name in the legend -> spectrum.
         title: What the chart is called for those who do not see it.
-        colours: Name in the legend -> colour.
+        colours: Name in the legend -> colour; by default one after the other.
     """
+    spectra = {name: s for name, s in spectra.items() if not s.vanishes} or spectra
+    looks = {name: appearance(i) for i, name in enumerate(spectra)}
+    if colours is not None:
+        looks = {name: {"colour": colours[name]} for name in spectra}
     eps = _FLOOR * max(
         float(spectrum.measure.outliers.abs().max()) for spectrum in spectra.values()
     )
     eps = max(eps, 1e-30)
     series: list[dict[str, Any]] = []
     for row, (name, spectrum) in enumerate(spectra.items(), 1 - len(spectra)):
-        density = _density(name, spectrum, eps, colours[name])
-        series.append({**density, "row": -row})  # marks of equal outliers stand above each other
+        density = _density(name, spectrum, eps)
+        # Marks of equal outliers stand above each other.
+        series.append({**density, **looks[name], "row": -row})
     for name, spectrum in spectra.items():
         if spectrum.exact is not None:
-            series.append(_exact(f"{name}, all eigenvalues", spectrum, colours[name]))
+            exact = _exact(f"{name}, all eigenvalues", spectrum)
+            series.append({**exact, "colour": looks[name]["colour"]})
     return {
         "title": title,
         "eps": eps,
@@ -73,13 +94,12 @@ def density_chart(
     }
 
 
-def _density(name: str, spectrum: Spectrum, eps: float, colour: str) -> dict[str, Any]:
+def _density(name: str, spectrum: Spectrum, eps: float) -> dict[str, Any]:
     measure = spectrum.measure
     pairs = zip(measure.outliers.tolist(), spectrum.residuals.tolist(), strict=True)
     return {
         "kind": "density",
         "name": name,
-        "colour": colour,
         "nodes": rounded(measure.nodes),
         "weights": rounded(measure.weights),
         "sigma": rounded([measure.density(points=2).sigma])[0],
@@ -89,12 +109,11 @@ def _density(name: str, spectrum: Spectrum, eps: float, colour: str) -> dict[str
     }
 
 
-def _exact(name: str, spectrum: Spectrum, colour: str) -> dict[str, Any]:
+def _exact(name: str, spectrum: Spectrum) -> dict[str, Any]:
     assert spectrum.exact is not None
     return {
         "kind": "histogram",
         "name": name,
-        "colour": colour,
         "values": rounded(spectrum.exact.values, 6),
         "zeros": spectrum.exact.zeros,
         "dimension": spectrum.measure.dimension,
@@ -115,8 +134,9 @@ def line_chart(
     """Lines or points.
 
     Args:
-        lines: Name in the legend -> ``x``, ``y`` and, if wanted, ``colour``, ``dashed``, ``marks``,
-            ``kind`` (``"line"`` or ``"points"``), ``low`` and ``high`` of a band.
+        lines: Name in the legend -> ``x``, ``y`` and, if wanted, ``colour``, ``dash`` (as SVG has
+            it, ``"6 4"``), ``width``, ``marks``, ``kind`` (``"line"`` or ``"points"``), ``low`` and
+            ``high`` of a band. The first lies on top.
         title: What the chart is called for those who do not see it.
         x: The label of the horizontal axis.
         y: The label of the vertical axis.
@@ -126,10 +146,8 @@ def line_chart(
         zero: Whether a linear vertical axis includes zero.
     """
     series = []
-    for colour, (name, line) in zip(
-        (COLOURS[i % len(COLOURS)] for i in range(len(lines))), lines.items(), strict=True
-    ):
-        entry = {"kind": "line", "colour": colour, "name": name, **line}
+    for i, (name, line) in enumerate(lines.items()):
+        entry = {"kind": "line", "name": name, **appearance(i), **line}
         for key in ("x", "y", "low", "high"):
             if key in entry:
                 entry[key] = rounded(entry[key], 6)

@@ -2,110 +2,137 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from curvescope import io
+from curvescope.experiments.known import known
+from curvescope.experiments.quantities import QUANTITIES
 from curvescope.experiments.stages import spectra
 from curvescope.experiments.store import RunDirectory
 from curvescope.reports import charts
 from curvescope.reports.blocks import Block, Chart, Section, Table
+from curvescope.reports.configuration import differing
 from curvescope.reports.runs import Found
+from curvescope.reports.sections.overview import cell
+from curvescope.reports.training import curves, epochs_of, weights_checksum
+
+_TELLING = ("recipe.", "network.", "penalty", "loss", "mode", "dtype", "data.samples")
+"""Beginnings of settings' names by which readers know runs."""
+_LONGEST = 24
 
 
 def compare(runs: Sequence[Found]) -> list[Section]:
     """The sections of a comparison, as far as the runs have them."""
-    labels = _labels(runs)
-    sections = [_numbers(runs, labels), _settings(runs, labels)]
-    sections += [
-        section for section in (_spectra(runs, labels), _training(runs, labels)) if section
-    ]
-    return sections
+    configs = [io.read_json(run.path / "config.json") for run in runs]
+    different = differing(configs)
+    names = labels(runs, different)
+    sections = [_numbers(runs, names), _settings(different, names)]
+    found = (_measures(runs, names), _spectra(runs, names), _training(runs, names))
+    return sections[:1] + [section for section in found if section] + sections[1:]
 
 
-def _labels(runs: Sequence[Found]) -> list[str]:
-    """A short name for each run; its path where two have the same."""
-    names = [f"{run.name}, seed {run.seed}" for run in runs]
-    return [
-        run.id if names.count(name) > 1 else name for run, name in zip(runs, names, strict=True)
-    ]
+def labels(runs: Sequence[Found], different: dict[str, list[str]]) -> list[str]:
+    """A short name for each run, and no two alike.
+
+    The network's name first; where that leaves runs alike, what differs among these is added: data,
+    kind, seed, other settings, and the folder at last.
+
+    Args:
+        runs: What is compared.
+        different: Settings that differ, with a value for each run.
+    """
+    parts = [[run.name] for run in runs]
+    attributes = [[run.data for run in runs], [run.kind for run in runs]]
+    attributes.append([f"seed {run.seed}" for run in runs])
+    for setting, values in different.items():
+        if setting.startswith(_TELLING) and max(map(len, values)) <= _LONGEST:
+            name = setting.rpartition(".")[2].replace("_", " ")
+            attributes.append([f"{name} {value}" for value in values])
+    attributes.append([run.id for run in runs])
+    for values in attributes:
+        for group in _alike(parts):
+            if len({values[i] for i in group}) > 1:
+                for i in group:
+                    parts[i].append(values[i])
+    return [", ".join(part) for part in parts]
 
 
-def _numbers(runs: Sequence[Found], labels: list[str]) -> Section:
+def _alike(parts: Sequence[Sequence[str]]) -> list[list[int]]:
+    """Groups of two or more whose names are the same so far."""
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for i, part in enumerate(parts):
+        groups.setdefault(tuple(part), []).append(i)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _numbers(runs: Sequence[Found], names: list[str]) -> Section:
     keys = list(dict.fromkeys(key for run in runs for key in run.numbers))
     rows = [["folder", *(run.id for run in runs)], ["kind", *(run.kind for run in runs)]]
+    rows += [["data", *(run.data for run in runs)], ["seed", *(run.seed for run in runs)]]
     rows += [[key, *(run.numbers.get(key, "–") for run in runs)] for key in keys]
     rows.append(["state", *(run.state for run in runs)])
-    table = Table("Numbers side by side", ["", *labels], rows)
+    if any(run.kind == "training" for run in runs):
+        rows.append(["final weights, SHA-256", *(_checksum(run) for run in runs)])
+    table = Table("Numbers side by side", ["", *names], rows)
     return Section("numbers", "Numbers", blocks=[table])
 
 
-def _settings(runs: Sequence[Found], labels: list[str]) -> Section:
+def _checksum(run: Found) -> str:
+    """Enough of it to see whether two networks are the same."""
+    found = weights_checksum(run.path) if run.kind == "training" else None
+    return "–" if found is None else f"{found[:16]}…"
+
+
+def _settings(different: dict[str, list[str]], names: list[str]) -> Section:
     """Only what differs: the rest is the same for all."""
-    flat = [dict(_flatten(io.read_json(run.path / "config.json"))) for run in runs]
-    keys = dict.fromkeys(key for config in flat for key in config)
-    rows = []
-    for key in keys:
-        values = [config.get(key, "–") for config in flat]
-        if len(set(values)) > 1:
-            rows.append([key, *values])
-    rows = rows or [["", *("all settings are the same" for _ in runs)]]
-    table = Table("Settings that differ", ["setting", *labels], rows, folded=True)
+    rows = [[setting, *values] for setting, values in different.items()]
+    rows = rows or [["", *("all settings are the same" for _ in names)]]
+    table = Table("Settings that differ", ["setting", *names], rows, folded=True)
     return Section("settings", "Settings", blocks=[table])
 
 
-def _flatten(config: Any, name: str = "") -> list[tuple[str, str]]:
-    if not isinstance(config, dict):
-        return [(name, str(config))]
-    if name.endswith(("parameters", "architecture")):
-        return [(name, f"{len(config)} tensors")]
-    return [
-        entry
-        for key, value in config.items()
-        for entry in _flatten(value, f"{name}.{key}".lstrip("."))
-    ]
+def _measures(runs: Sequence[Found], names: list[str]) -> Section | None:
+    """The best known values, one table for each matrix."""
+    tables = {
+        name: known(RunDirectory(run.path))
+        for run, name in zip(runs, names, strict=True)
+        if run.kind == "analysis"
+    }
+    blocks: list[Block] = []
+    for matrix in spectra.MATRICES:
+        columns = {name: table[matrix] for name, table in tables.items() if matrix in table}
+        if columns:
+            rows = [
+                [quantity, *(cell(quantity, row.get(quantity)) for row in columns.values())]
+                for quantity in QUANTITIES
+            ]
+            blocks.append(Table(f"Measures of {matrix}", ["", *columns], rows, heading=matrix))
+    return Section("measures", "Sharpness", blocks=blocks) if blocks else None
 
 
-def _spectra(runs: Sequence[Found], labels: list[str]) -> Section | None:
+def _spectra(runs: Sequence[Found], names: list[str]) -> Section | None:
     blocks: list[Block] = []
     for matrix in spectra.MATRICES:
         found = {}
-        for run, label in zip(runs, labels, strict=True):
+        for run, name in zip(runs, names, strict=True):
             if run.kind == "analysis" and (directory := RunDirectory(run.path)).has(
                 f"spectrum-{matrix}"
             ):
-                found[label] = spectra.restore(directory.stage(f"spectrum-{matrix}"))
+                found[name] = spectra.restore(directory.stage(f"spectrum-{matrix}"))
         if found:
-            colours = {
-                label: charts.COLOURS[i % len(charts.COLOURS)] for i, label in enumerate(labels)
-            }
             title = f"Spectral density of {matrix}"
-            spec = charts.density_chart(found, title=title, colours=colours)
+            spec = charts.density_chart(found, title=title)
             for series in spec["series"]:
                 series["hidden"] = series["kind"] == "histogram"
             blocks.append(Chart(f"spectrum-{matrix}", title, spec))
     return Section("spectra", "Spectra", blocks=blocks) if blocks else None
 
 
-def _training(runs: Sequence[Found], labels: list[str]) -> Section | None:
-    blocks: list[Block] = []
-    curves: tuple[tuple[str, str, Callable[[dict[str, Any]], Any]], ...] = (
-        ("loss", "mean training loss of each epoch", lambda epoch: epoch["loss"]),
-        ("accuracy", "test accuracy after each epoch", lambda epoch: epoch["test_accuracy"]),
-    )
-    for name, caption, pick in curves:
-        lines = {}
-        for run, label in zip(runs, labels, strict=True):
-            log = run.path / "metrics.jsonl"
-            if run.kind == "training" and log.is_file():
-                epochs = io.read_json_lines(log)
-                chosen = [(e["epoch"], pick(e)) for e in epochs if pick(e) is not None]
-                if chosen:
-                    x, y = zip(*chosen, strict=True)
-                    lines[label] = {"x": list(x), "y": list(y), "marks": len(x) < 40}
-        if lines:
-            spec = charts.line_chart(
-                lines, title=caption, x="epoch", y=name, toggles=True, zero=name == "loss"
-            )
-            blocks.append(Chart(f"training-{name}", caption.capitalize(), spec))
-    return Section("training", "Training", blocks=blocks) if blocks else None
+def _training(runs: Sequence[Found], names: list[str]) -> Section | None:
+    chosen = {
+        name: epochs_of(run.path)
+        for run, name in zip(runs, names, strict=True)
+        if run.kind == "training"
+    }
+    pictures: list[Block] = list(curves(chosen))
+    return Section("training", "Training", blocks=pictures) if pictures else None

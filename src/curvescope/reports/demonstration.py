@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from curvescope import io
 from curvescope.certificates.certificate import Certificate
-from curvescope.experiments.checks import Number
-from curvescope.experiments.demo import Demonstration
+from curvescope.experiments.demo import Demonstration, column
+from curvescope.experiments.known import known
+from curvescope.experiments.quantities import LARGEST, SMALLEST
 from curvescope.experiments.stages import spectra
 from curvescope.experiments.store import RunDirectory
 from curvescope.reports import charts
@@ -25,8 +27,10 @@ from curvescope.reports.blocks import (
     short,
 )
 from curvescope.reports.page import fill, write_report
-
-_COLOURS = ("blue", "vermilion")
+from curvescope.reports.sections import certificate
+from curvescope.reports.sections.spectra import verdict
+from curvescope.reports.sections.subject import listed
+from curvescope.reports.training import curves, epochs_of
 
 
 def write_demonstration(found: Demonstration, *, figures: bool | None = None) -> Path:
@@ -67,108 +71,109 @@ def _sections(found: Demonstration) -> list[Section]:
     ]
 
 
-def _name(run: RunDirectory) -> str:
-    return str(run.config["model"]["name"])
+def _named(found: Demonstration) -> dict[str, RunDirectory]:
+    """The analyses by their networks' names; by their folders too where two are of one network."""
+    names = [str(run.config["model"]["name"]) for run in found.runs]
+    return {
+        name if names.count(name) == 1 else f"{name} ({run.path.parent.name})": run
+        for name, run in zip(names, found.runs, strict=True)
+    }
 
 
 def _networks(found: Demonstration) -> Section:
-    names = [_name(run) for run in found.runs]
-    columns = [_column(run) for run in found.runs]
+    runs = _named(found)
+    columns = [column(run) for run in runs.values()]
     table = Table(
         "The networks side by side",
-        ["", *names],
-        [[row, *(column[row] for column in columns)] for row in columns[0]],
+        ["", *runs],
+        [[row, *(cells[row] for cells in columns)] for row in columns[0]],
     )
     links = Links(
         [
             (
-                f"Full report of {_name(run)}",
+                f"Full report of {name}",
                 f"{run.path.relative_to(found.path).as_posix()}/report.html",
                 "spectra, layers, classes, sharpness, self-checks",
             )
-            for run in found.runs
+            for name, run in runs.items()
         ]
     )
     samples = found.runs[0].config["data"]["samples"]
     seen = (
-        f"{' and '.join(names)} were trained on the same digits; then H, the Hessian of the loss "
-        f"of {samples:,} of them, its Gauss–Newton part G and the rest E = H − G were measured."
+        f"{listed(list(runs))} were trained on the same digits; then H, the Hessian of the loss of "
+        f"{samples:,} of them, its Gauss–Newton part G and the rest E = H − G were measured."
     )
     expected = (
-        "The largest eigenvalues of H are those of G, E adds little to the trace, and most of the "
-        "spectrum lies at zero (Papyan, “Traces of Class/Cross-Class Structure”, sec. 5.1)."
+        "The outliers of H are attributable to G and its bulk largely to E (Papyan, “Traces of "
+        "Class/Cross-Class Structure”, sec. 5.1); where a network is piecewise linear in each "
+        "weight, E has no diagonal, so that H and G have the same trace."
     )
-    return Section("networks", "Networks", seen, expected, [table, links])
+    return Section("networks", "Networks", seen, expected, [table, links], verdict=_shares(runs))
 
 
-def _column(run: RunDirectory) -> dict[str, str]:
-    overview = run.stage("overview").values
-    fits = overview["fits"]
-    rows = {
-        "parameters": f"{overview['parameters']:,}",
-        "loss of these samples": short(fits["train"]["loss"]),
-        "test loss": short(fits["test"]["loss"]),
-        "test error": percent(fits["test"]["error"]),
-    }
-    for name in spectra.MATRICES:
-        values = run.stage(f"spectrum-{name}").values
-        rows[f"largest eigenvalue of {name}"] = short(max(values["outliers"]))
-        rows[f"trace of {name}"] = str(Number(**values["trace"]))
-        rows[f"eigenvalues of {name} at zero"] = percent(values["degenerate"]["value"])
-    return rows
+def _shares(runs: Mapping[str, RunDirectory]) -> str:
+    """How much of H is G, and how much E, in each network."""
+    parts = []
+    for name, run in runs.items():
+        values = known(run)
+        H, G, E = (values[matrix] for matrix in spectra.MATRICES)
+        apart = abs(H[LARGEST].value - G[LARGEST].value) / H[LARGEST].value
+        norm = max(abs(E[end].value) for end in (LARGEST, SMALLEST)) / H[LARGEST].value
+        parts.append(
+            f"in {name} the largest eigenvalues of H and G differ by {100 * apart:.1f} %, and that "
+            f"of E in magnitude is {100 * norm:.1f} % of H’s"
+        )
+    text = "; ".join(parts)
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _spectra(found: Demonstration) -> Section:
     blocks: list[Block] = []
-    ends = []
+    runs = _named(found)
+    ends = [short(known(run)["H"][LARGEST].value, 3) for run in runs.values()]
     for matrix in ("H", "E"):
         restored = {
-            _name(run): spectra.restore(run.stage(f"spectrum-{matrix}")) for run in found.runs
+            name: spectra.restore(run.stage(f"spectrum-{matrix}")) for name, run in runs.items()
         }
-        if matrix == "H":
-            ends = [float(s.measure.outliers.max()) for s in restored.values()]
         title = f"Spectral density of {matrix}"
-        colours = dict(zip(restored, _COLOURS, strict=False))
-        spec = charts.density_chart(restored, title=title, colours=colours)
+        spec = charts.density_chart(restored, title=title)
         for series in spec["series"]:
             series["hidden"] = series["kind"] == "histogram"
         blocks.append(Chart(f"spectrum-{matrix}", title, spec))
     outputs = found.runs[0].stage("overview").values["outputs"]
     seen = (
-        f"A bulk at zero and outliers up to {' and '.join(short(end, 3) for end in ends)}, marked "
-        "at the foot; “bulk” looks at what lies between them, “log |λ|” at the smallest."
+        f"A bulk at zero and outliers up to {listed(ends)}, marked at the foot; “bulk” looks at "
+        "what lies between them, “log |λ|” at the smallest."
     )
     expected = (
-        f"About as many outliers as classes (here {outputs}), and a bulk whose width comes from E "
+        f"Arguably as many outliers as classes, here {outputs}, and a bulk that is largely E’s "
         "(Papyan, sec. 4.1 and 5.1)."
     )
-    return Section("spectra", "Spectra", seen, expected, blocks)
+    parts = [f"{name}: {words}" for name, run in runs.items() if (words := _verdict(run, outputs))]
+    return Section("spectra", "Spectra", seen, expected, blocks, verdict=" ".join(parts))
+
+
+def _verdict(run: RunDirectory, classes: int) -> str:
+    restored = {name: spectra.restore(run.stage(f"spectrum-{name}")) for name in spectra.MATRICES}
+    text = verdict(restored, known(run), classes)
+    return f"{text[:1].lower()}{text[1:]}"
 
 
 def _training(found: Demonstration) -> Section:
-    pictures = []
-    ends = []
-    for key, caption in (
-        ("loss", "Training loss of each epoch"),
-        ("test_accuracy", "Test accuracy"),
-    ):
-        lines = {}
-        for run in found.runs:
-            epochs = io.read_json_lines(run.path.parent / "metrics.jsonl")
-            y = [epoch[key] for epoch in epochs]
-            lines[_name(run)] = {"x": [epoch["epoch"] for epoch in epochs], "y": y, "marks": True}
-            if key == "test_accuracy":
-                ends.append(f"{_name(run)} {100 * y[-1]:.1f} %")
-        spec = charts.line_chart(
-            lines, title=caption, x="epoch", y=key.replace("_", " "), zero=key == "loss",
-            log=key == "loss",
-        )  # fmt: skip
-        pictures.append(Chart(f"training-{key}", caption, spec))
-    seen = f"After the last epoch, so many test digits are right: {', '.join(ends)}."
-    expected = "Curvature is measured at the end of training, where the gradient is small."
-    return Section(
-        "training", "Training", seen, expected, [Pair(pictures)], authority="Why it matters."
+    runs = _named(found)
+    epochs = {name: epochs_of(run.path.parent) for name, run in runs.items()}
+    ends, slopes = [], []
+    for name, run in runs.items():
+        values = run.record("overview")["values"]
+        ends.append(f"{name} {percent(1 - values['fits']['test']['error'])}")
+        slopes.append(short(values["gradient norm"], 2))
+    seen = f"After the last epoch, so many test digits are right: {listed(ends)}."
+    expected = (
+        "Curvature is measured at the end of training, which need not be a minimum: the gradient "
+        f"of the loss of these samples still has the norm {listed(slopes)}."
     )
+    pictures = [Pair(curves(epochs))]
+    return Section("training", "Training", seen, expected, pictures, authority="Why it matters.")
 
 
 def _certificate(found: Certificate) -> Section:
@@ -181,27 +186,33 @@ def _certificate(found: Certificate) -> Section:
         ["stochastic error, test data (not certified)", percent(found.orientation.stochastic_test)],
     ]
     seen = (
-        "A network that tells the digits 0–4 from 5–9, with weights drawn from a Gaussian around "
-        f"the trained ones, errs on at most {percent(found.bound)} of new digits, with probability "
+        "A network that tells the digits 0–4 from 5–9, with weights drawn from a Gaussian for "
+        f"every prediction, errs on at most {percent(found.bound)} of new digits, with probability "
         f"{found.confidence.level:g}; its arithmetic "
         f"{'holds' if found.verify().passed else 'does NOT hold'}."
     )
-    expected = (
-        "A variance that follows the curvature, large where the loss is flat, makes the bound "
-        "small enough to mean something (Wu et al., “Dissecting Hessian”, sec. 6)."
-    )
     blocks: list[Block] = [Table("The certificate", ["", "value"], rows), Text(found.statement)]
-    return Section("certificate", "Certificate", seen, expected, blocks)
+    return Section(
+        "certificate",
+        "Certificate",
+        seen,
+        certificate.EXPECTED,
+        blocks,
+        verdict=certificate.verdict(found),
+    )
 
 
 def _checks(found: Demonstration) -> Section:
     checks = [
-        (f"{_name(run)}, {stage}", check) for run in found.runs for stage, check in run.checks()
+        (f"{name}, {stage}", check)
+        for name, run in _named(found).items()
+        for stage, check in run.checks()
     ]
     agreeing = sum(check.passed for _, check in checks)
     seen = f"Of {len(checks)} self-checks, {agreeing} agree."
     expected = (
-        "Numbers that can be had in two independent ways must agree within four standard errors."
+        "Numbers that can be had in two independent ways must agree, within four standard errors "
+        "or their residuals."
     )
     failed = [entry for entry in checks if not entry[1].passed]
     blocks: list[Block] = [Checks(failed)] if failed else []

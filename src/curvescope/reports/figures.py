@@ -2,54 +2,111 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator
+from importlib import metadata, resources
 from pathlib import Path
-from typing import Any
 
-from curvescope.experiments.stages import class_layers, class_structure, layers, spectra
+from curvescope import io
+from curvescope._checks import CurvescopeError
+from curvescope.catalogue.pictures import Picture
+from curvescope.experiments.stages import class_layers, class_structure, layers
+from curvescope.experiments.stages import spectra as spectrum_stage
 from curvescope.experiments.store import RunDirectory
-from curvescope.plots import classes as class_pictures
-from curvescope.plots import kronecker as layer_pictures
-from curvescope.plots import spectra as spectrum_pictures
 from curvescope.plots import style
+from curvescope.plots.pictures import draw
+from curvescope.reports import pictures
+
+KINDS = ("svg", "pdf")
+DRAWN = ".drawn.json"
+"""From what each figure was drawn: one that would come out the same is left as it is."""
 
 
 def write_figures(run: RunDirectory) -> list[Path]:
-    """Draw every figure that the finished stages allow into ``figures/``.
+    """Draw every figure that the finished stages allow into ``figures/``, and return their paths.
+
+    Drawing takes most of a report's time, so that figures of the same numbers, drawn by the same
+    code, are not drawn again.
 
     Raises:
         CurvescopeError: If matplotlib is missing or the folder cannot be written.
     """
-    written: list[Path] = []
-    for name, figure in _figures(run):
-        for kind in ("svg", "pdf"):
-            written += style.save(figure, run.path / "figures" / f"{name}.{kind}")
-            figure.set_layout_engine("none")  # the layout is found once, and is slow
-    return written
+    folder = run.path / "figures"
+    drawn, code = _drawn(folder), _code()
+    found: list[Path] = []
+    gone = set(drawn)
+    for picture in figures_of(run):
+        gone.discard(picture.name)
+        paths = [folder / f"{picture.name}.{kind}" for kind in KINDS]
+        stamp = _digest(json.dumps(picture.to_json()).encode(), code)
+        if drawn.get(picture.name) != stamp or not all(path.is_file() for path in paths):
+            figure = draw(picture)
+            for path in paths:
+                style.save(figure, path)
+                figure.set_layout_engine("none")  # the layout is found once, and is slow
+            drawn[picture.name] = stamp
+            io.write_json(folder / DRAWN, drawn)
+        found += paths
+    _remove(folder, gone, drawn)
+    return found
 
 
-def _figures(run: RunDirectory) -> Iterator[tuple[str, Any]]:
-    """Names and matplotlib figures; only ``plots`` knows what those are."""
-    curves = {}
+def _remove(folder: Path, gone: set[str], drawn: dict[str, str]) -> None:
+    """Take away figures that were drawn here and that the run has no more."""
+    for name in gone:
+        for kind in KINDS:
+            (folder / f"{name}.{kind}").unlink(missing_ok=True)
+        del drawn[name]
+    if gone:
+        io.write_json(folder / DRAWN, drawn)
+
+
+def figures_of(run: RunDirectory) -> Iterator[Picture]:
+    """The figures that the finished stages allow, in their order; all spectra together at last."""
+    matrices = {}
     for name in run.stages:
         stage = run.stage(name)
         if name.startswith("spectrum-"):
-            spectrum = spectra.restore(stage)
-            curves[spectrum.name] = spectrum.measure.density()
-            exact = None if spectrum.exact is None else spectrum.exact.values
-            yield (
-                name,
-                spectrum_pictures.densities(
-                    {spectrum.name: curves[spectrum.name]},
-                    exact=exact,
-                    title=f"Spectrum of {spectrum.name}",
-                ),
-            )
+            spectrum = spectrum_stage.restore(stage)
+            matrices[spectrum.name] = spectrum
+            if not spectrum.vanishes:
+                yield pictures.spectra(name, {spectrum.name: spectrum})
         elif name.startswith("layer-") and (layer := layers.restore(stage)):
-            yield name, layer_pictures.layer(layer)
+            yield pictures.layer(name, layer)
         elif name == "classes" and (whole := class_structure.restore(stage)):
-            yield name, class_pictures.attribution(whole)
+            yield pictures.attribution(name, whole)
         elif name.startswith("classes-") and (each := class_layers.restore(stage)):
-            yield name, class_pictures.class_layer(each)
-    if curves:
-        yield "spectra", spectrum_pictures.densities(curves, title="Spectra of H, G and E")
+            yield pictures.class_layer(name, each)
+    matrices = {name: found for name, found in matrices.items() if not found.vanishes}
+    if matrices:
+        yield pictures.spectra("spectra", matrices)
+
+
+def _drawn(folder: Path) -> dict[str, str]:
+    """What was noted when the figures were drawn; nothing where that is missing or damaged."""
+    try:
+        noted = io.read_json(folder / DRAWN) if (folder / DRAWN).is_file() else {}
+    except CurvescopeError:
+        return {}
+    if not isinstance(noted, dict):
+        return {}
+    return {str(name): str(stamp) for name, stamp in noted.items() if Path(name).name == name}
+
+
+def _code() -> bytes:
+    """The code that draws: its own files, and the version of matplotlib."""
+    try:
+        version = metadata.version("matplotlib")
+    except metadata.PackageNotFoundError:
+        version = ""
+    folder = resources.files("curvescope.plots")
+    sources = [(folder / name).read_bytes() for name in ("pictures.py", "style.py")]
+    return _digest(version.encode(), *sources).encode()
+
+
+def _digest(*parts: bytes) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()[:32]

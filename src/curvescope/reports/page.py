@@ -84,19 +84,27 @@ def write_report(path: io.PathLike, *, figures: bool | None = None) -> Path:
     return target
 
 
-def render(run: RunDirectory) -> str:
-    """The report as HTML."""
+def render(run: RunDirectory, *, home: str = "") -> str:
+    """The report as HTML; ``home`` is the address of a list of runs, if there is one."""
     sections = [section for module in _SECTIONS if (section := module.build(run)) is not None]
     config = run.config
     heading = f"{config['model']['name']} on {config['data']['name']}"
     under = f"{config['loss'].replace('_', '-')} loss, seed {config['seed']}, {config['dtype']}"
-    return fill("report.html.j2", title=heading, sections=sections, heading=heading, under=under)
+    return fill(
+        "report.html.j2",
+        title=heading,
+        sections=sections,
+        heading=heading,
+        under=under,
+        home=home,
+    )
 
 
 def fill(template: str, *, title: str, sections: list[Section], **values: Any) -> str:
     """A page of the package: its template with styles, scripts and the charts' numbers inside."""
     environment = _environment()
     charts = {chart.id: chart.spec for section in sections for chart in section.charts()}
+    values = {"home": "", **values}
     return environment.get_template(template).render(
         title=title,
         sections=sections,

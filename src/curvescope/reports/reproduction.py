@@ -20,7 +20,7 @@ def write(folder: Path, record: Record) -> Path:
     """
     place = make_folder(folder / record.entry)
     for picture in record.outcome.pictures:
-        figure = draw(picture)
+        figure = draw(picture, title=record.subject)
         for kind in ("png", "svg"):
             style.save(figure, place / f"{picture.name}.{kind}")
     page = place / "README.md"
@@ -40,11 +40,19 @@ def markdown(record: Record) -> str:
         f"{record.source}. {record.shows}",
         "",
         f"Made by `curvescope reproduce {record.entry} --scale {record.scale} --seed {record.seed}`"
-        f" in {_time(record.seconds)} ({device}, torch {record.environment.get('torch', '?')}); "
+        f" in {spent(record)} ({device}, torch {record.environment.get('torch', '?')}); "
         "everything is in `outcome.json`.",
         "",
-        table(outcome.rows),
     ]
+    if record.reduced:
+        smaller = f"Smaller than in the paper at this scale: {record.reduced}."
+        lines += [
+            f"**{style.pretty(record.subject)}.** {smaller}" if record.subject else smaller,
+            "",
+        ]
+    lines += [table(outcome.rows)]
+    if outcome.checks:
+        lines += ["What the paper says in words, as criteria:", "", table(outcome.checks)]
     for note in outcome.notes:
         lines += [f"- {note}"]
     for picture in outcome.pictures:
@@ -65,7 +73,8 @@ def table(rows: tuple[Row, ...]) -> str:
     for row in rows:
         verdict = {True: "yes", False: "**no**", None: ""}[row.agrees]
         note = f"{verdict}; {row.note}" if verdict and row.note else verdict or row.note
-        lines.append(f"| {row.what} | {published(row)} | **{row.ours:.4g}** | {note} |")
+        what, note = (text.replace("|", r"\|") for text in (row.what, note))  # |λ| is no column
+        lines.append(f"| {what} | {published(row)} | **{row.ours:.4g}** | {note} |")
     return "\n".join(lines) + "\n"
 
 
@@ -84,25 +93,54 @@ def published(row: Row) -> str:
 
 
 def index(folder: Path) -> str:
-    """All entries of the catalogue, with what this folder holds of them."""
+    """All entries of the catalogue, with what this folder holds of them, and the sums."""
     lines = [
         "# The catalogue, and what is here of it",
         "",
         "`curvescope reproduce list` shows all entries, `curvescope reproduce NAME --scale SCALE`",
-        "computes one.",
+        "computes one. Rows are numbers beside the paper's and its sentences as criteria. Judged",
+        "are those with a range, the paper's own or one that the row calls ours; the others stand",
+        "beside a number of the paper without a range, or are there to be read.",
         "",
-        "| entry | source | scale | outcome | time |",
-        "|---|---|---|---|---|",
+        "| entry | source | scale | judged | rows | time |",
+        "|---|---|---|---|---|---|",
     ]
+    rows = judged = met = here = 0
     for entry in entries():
         record = load(folder, entry.name)
         if record is None:
-            lines.append(f"| {entry.name} | {entry.source} | – | not computed here | |")
+            lines.append(f"| {entry.name} | {entry.source} | – | not computed here | | |")
             continue
+        outcome = record.outcome
+        count = len(outcome.rows) + len(outcome.checks)
+        here, rows, judged = here + 1, rows + count, judged + len(outcome.judged)
+        met += sum(row.agrees is True for row in outcome.judged)
         link = f"[{entry.name}]({entry.name}/README.md)"
-        time = _time(record.seconds)
-        lines.append(f"| {link} | {entry.source} | {record.scale} | {record.verdict} | {time} |")
+        lines.append(
+            f"| {link} | {entry.source} | {record.scale} | {record.verdict} | {count} "
+            f"| {spent(record)} |"
+        )
+    lines += [
+        f"| {here} entries | | | {met} of {judged} as in the paper | {rows} | |",
+        "",
+        "Time is that of all runs together, where it is known, else that of the last one, which",
+        "found networks and parts finished that others or earlier runs had computed.",
+    ]
     return "\n".join(lines) + "\n"
+
+
+def spent(record: Record) -> str:
+    """How long it took, in words.
+
+    >>> from dataclasses import replace
+    >>> from curvescope.catalogue.entry import Outcome
+    >>> record = Record("p/e", "", "", "small", 0, 12.0, "", {}, Outcome(()))
+    >>> spent(record), spent(replace(record, total=312.0, runs=3))
+    ('12.0 s (last run)', '5.2 min in 3 runs')
+    """
+    if record.total is None:
+        return f"{_time(record.seconds)} (last run)"
+    return _time(record.total) + (f" in {record.runs} runs" if (record.runs or 1) > 1 else "")
 
 
 def _time(seconds: float) -> str:

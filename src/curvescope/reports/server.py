@@ -13,17 +13,19 @@ import hmac
 import ipaddress
 import re
 import secrets
+from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from curvescope._checks import CurvescopeError
 from curvescope.experiments.store import RunDirectory
 from curvescope.reports.compare import compare
 from curvescope.reports.page import fill, render
 from curvescope.reports.runs import Found, find_runs
+from curvescope.reports.training import render_training
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _HEADERS = {
@@ -37,6 +39,10 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+
+
+_BODY = 1 << 16
+"""Bytes of a refused request's body that are read, so that its sender sees the answer."""
 
 
 class Refused(Exception):
@@ -97,17 +103,42 @@ def _own_address(host: str) -> str:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers GET and HEAD."""
+    """Answers GET and HEAD; to any other method, that it is not allowed."""
 
     server: Viewer
     timeout = 30
     server_version = "curvescope"
     sys_version = ""
+    error_content_type = "text/plain; charset=utf-8"
+    error_message_format = "%(code)d %(message)s\n"
 
     def do_GET(self) -> None:
         """Answer, or refuse with a status and no word about the reason."""
+        self._reply(self._answer)
+
+    do_HEAD = do_GET
+
+    def __getattr__(self, name: str) -> Any:
+        """The base class looks for ``do_POST`` and so on; there is one for every method."""
+        if name.startswith("do_"):
+            return self._not_allowed
+        raise AttributeError(name)
+
+    def _not_allowed(self) -> None:
+        """Host and token first, so that a stranger learns nothing, then the refusal."""
+
+        def refuse() -> tuple[bytes, str]:
+            self._target()
+            raise Refused(HTTPStatus.METHOD_NOT_ALLOWED)
+
+        size = self.headers.get("Content-Length") or ""
+        if size.isascii() and size.isdigit():
+            self.rfile.read(min(int(size), _BODY))
+        self._reply(refuse)
+
+    def _reply(self, answer: Callable[[], tuple[bytes, str]]) -> None:
         try:
-            body, kind = self._answer()
+            body, kind = answer()
             status = HTTPStatus.OK
         except Refused as refusal:
             status = refusal.status
@@ -118,18 +149,19 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in _HEADERS.items():
             self.send_header(name, value)
+        if status is HTTPStatus.METHOD_NOT_ALLOWED:
+            self.send_header("Allow", "GET, HEAD")
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    do_HEAD = do_GET
-
     def log_message(self, format: str, *arguments: Any) -> None:
         """No log: it would hold the token."""
 
-    def _answer(self) -> tuple[bytes, str]:
+    def _target(self) -> tuple[str, str]:
+        """What comes after the token, and the query; refused without the right host and token."""
         self._check_host()
         target = urlsplit(self.path)
         if target.scheme or target.netloc or not target.path.startswith("/"):
@@ -137,14 +169,18 @@ class _Handler(BaseHTTPRequestHandler):
         token, slash, rest = target.path[1:].partition("/")
         if not hmac.compare_digest(token.encode(), self.server.token.encode()) or not slash:
             raise Refused(HTTPStatus.FORBIDDEN)
+        return rest, target.query
+
+    def _answer(self) -> tuple[bytes, str]:
+        rest, query = self._target()
         route, _, name = rest.partition("/")
         name = _plain(unquote(name))
         if rest == "":
             return self._index()
         if route == "report" and name:
-            return _page(render(RunDirectory(self._analysis(name).path)))
+            return self._report(name)
         if rest == "compare":
-            return self._compare(parse_qs(target.query).get("run", []))
+            return self._compare(parse_qs(query).get("run", []))
         raise Refused(HTTPStatus.NOT_FOUND)
 
     def _check_host(self) -> None:
@@ -159,11 +195,18 @@ class _Handler(BaseHTTPRequestHandler):
     def _runs(self) -> dict[str, Found]:
         return {run.id: run for run in find_runs(self.server.root)}
 
-    def _analysis(self, name: str) -> Found:
-        run = self._runs().get(name)
-        if run is None or run.kind != "analysis":
+    def _report(self, name: str) -> tuple[bytes, str]:
+        """The page of an analysis or of a training."""
+        known = self._runs()
+        run = known.get(name)
+        if run is None or not run.whole:
             raise Refused(HTTPStatus.NOT_FOUND)
-        return run
+        home = "../" * (name.count("/") + 1)
+        if run.kind == "analysis":
+            return _page(render(RunDirectory(run.path), home=home))
+        inside = known.get(f"{name}/analysis")
+        analysis = f"{quote(name.rpartition('/')[2])}/analysis" if inside and inside.whole else ""
+        return _page(render_training(run.path, home=home, analysis=analysis))
 
     def _index(self) -> tuple[bytes, str]:
         runs = list(self._runs().values())
@@ -183,10 +226,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _compare(self, names: list[str]) -> tuple[bytes, str]:
         known = self._runs()
         chosen = list(dict.fromkeys(_plain(name) for name in names))
-        if len(chosen) < 2 or len(chosen) > 12 or not all(name in known for name in chosen):
+        there = all(name in known and known[name].whole for name in chosen)
+        if len(chosen) < 2 or len(chosen) > 12 or not there:
             raise Refused(HTTPStatus.NOT_FOUND)
         page = fill(
-            "compare.html.j2",
+            "report.html.j2",
             title="Comparison",
             sections=compare([known[name] for name in chosen]),
             heading=f"Comparison of {len(chosen)} runs",

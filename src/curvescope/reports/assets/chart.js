@@ -54,8 +54,7 @@ class Chart {
     const list = Curves.html("div", { class: "legend", role: "group", "aria-label": "Legend: choose what is shown" }, this.host);
     this.spec.series.forEach((series, i) => {
       const key = Curves.html("button", { type: "button", "aria-pressed": this.shown[i], "data-series": series.name }, list);
-      const kind = { histogram: "area", points: "dots" }[series.kind] || (series.dashed ? "dashed" : "line");
-      Curves.html("span", { class: `swatch ${kind}`, style: `--c: var(--${series.colour})`, "aria-hidden": "true" }, key);
+      this.swatch(key, series);
       Curves.html("span", {}, key, series.name);
       key.addEventListener("click", () => {
         this.shown[i] = !this.shown[i];
@@ -63,6 +62,20 @@ class Chart {
         this.draw();
       });
     });
+  }
+
+  swatch(key, series) {
+    const kind = { histogram: "area", points: "dots" }[series.kind], style = `--c: var(--${series.colour})`;
+    if (kind) { Curves.html("span", { class: `swatch ${kind}`, style, "aria-hidden": "true" }, key); return; }
+    const sample = Curves.svg("svg", { class: "swatch", style, "aria-hidden": "true" }, key);
+    const line = Curves.svg("line", { class: "line", x1: 0, x2: "100%", y1: "50%", y2: "50%" }, sample);
+    this.stroke(line, series, 2.4);
+  }
+
+  // Curves that lie over each other are told apart by their dashes and widths, not by colour alone.
+  stroke(line, series, width) {
+    if (series.dash) line.setAttribute("stroke-dasharray", series.dash);
+    line.style.strokeWidth = series.width || width;
   }
 
   listen() {
@@ -183,12 +196,15 @@ class Chart {
 
   axes() {
     const c = this.canvas, [a, b] = this.view, [p, q] = this.range, foot = this.height - MARGIN.bottom;
-    for (const [v, text] of this.labels(a, b, this.inner / 80, this.logX)) {
+    for (const [v, text] of this.labels(a, b, this.inner / 64, this.logX)) {
       const x = this.x(v);
       Curves.svg("line", { class: "grid", x1: x, x2: x, y1: MARGIN.top, y2: foot }, c);
-      Curves.svg("text", { class: "tick", x, y: foot + 16, "text-anchor": "middle" }, c).textContent = text;
+      // A label at the right end must not be cut off.
+      const over = x + 3.4 * text.length > this.width;
+      const where = over ? { x: this.width, "text-anchor": "end" } : { x, "text-anchor": "middle" };
+      Curves.svg("text", { class: "tick", y: foot + 16, ...where }, c).textContent = text;
     }
-    for (const [v, text] of this.labels(p, q, (foot - MARGIN.top) / 40, this.logY)) {
+    for (const [v, text] of this.labels(p, q, (foot - MARGIN.top) / 30, this.logY)) {
       const y = this.y(this.logY ? 10 ** v : v);
       Curves.svg("line", { class: "grid", x1: MARGIN.left, x2: this.width - MARGIN.right, y1: y, y2: y }, c);
       Curves.svg("text", { class: "tick", x: MARGIN.left - 7, y: y + 4, "text-anchor": "end" }, c).textContent = text;
@@ -225,7 +241,7 @@ class Chart {
       const back = [...curve.x].reverse(), low = [...curve.low].reverse();
       Curves.svg("path", { class: "band", d: `${this.path(curve.x, curve.high)}L${this.path(back, low).slice(1)}Z` }, group);
     }
-    if (series.kind !== "points") Curves.svg("path", { class: series.dashed ? "line dashed" : "line", d: this.path(curve.x, curve.y) }, group);
+    if (series.kind !== "points") this.stroke(Curves.svg("path", { class: "line", d: this.path(curve.x, curve.y) }, group), series, 1.8);
     if (series.kind === "points" || series.marks) {
       curve.x.forEach((u, i) => Curves.svg("circle", { class: "dot", cx: this.x(u), cy: this.y(curve.y[i]), r: 2.6 }, group));
     }

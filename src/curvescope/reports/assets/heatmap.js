@@ -9,10 +9,12 @@ class HeatMap {
     this.host = host; this.spec = spec; this.cell = [0, 0];
     const frame = Curves.html("div", { class: "heat" }, host);
     Curves.html("span", { class: "heat-y" }, frame, spec.y);
+    this.ticks("rows", "top", spec.values.length, frame);
     this.canvas = Curves.html("canvas", {
       tabindex: 0, role: "img",
       "aria-label": `${spec.title}: ${spec.values.length} rows, ${spec.values[0].length} columns. Arrows read the entries.`,
     }, frame);
+    this.ticks("columns", "left", spec.values[0].length, frame);
     Curves.html("span", { class: "heat-x" }, frame, spec.x);
     const scale = Curves.html("div", { class: "scale", "aria-hidden": "true" }, host);
     Curves.html("span", {}, scale, "0");
@@ -22,6 +24,17 @@ class HeatMap {
     this.draw();
     this.canvas.addEventListener("pointermove", (event) => this.point(event));
     this.canvas.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  // The first, and then round numbers, at the middle of their cells.
+  ticks(name, side, count, frame) {
+    const axis = Curves.html("div", { class: name, "aria-hidden": "true" }, frame);
+    const step = [1, 2, 5, 10, 20, 50, 100].find((s) => count / s <= 8) || 200;
+    for (let k = 0; k <= count; k += step) {
+      const index = Math.max(k, 1);
+      if (index > count || (k === 0 && step === 1)) continue;
+      Curves.html("span", { style: `${side}: ${(100 * (index - 0.5)) / count}%` }, axis, String(index));
+    }
   }
 
   static colour(share) {

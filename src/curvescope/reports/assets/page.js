@@ -25,5 +25,7 @@
   for (const host of document.querySelectorAll("[data-chart]")) {
     const spec = specs[host.dataset.chart];
     if (spec) host.drawn = spec.kind === "heat" ? new HeatMap(host, spec) : new Chart(host, spec);
+    const remark = host.querySelector(".remark");
+    if (remark) host.append(remark);
   }
 })();

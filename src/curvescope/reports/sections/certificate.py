@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from curvescope.certificates.certificate import Certificate
 from curvescope.experiments.store import RunDirectory
 from curvescope.reports import charts
@@ -14,31 +16,53 @@ FILE = "certificate.json"
 
 
 def build(run: RunDirectory) -> Section | None:
+    """The certificate beside an analysis, or in the folder of the training above it."""
+    for place in (run.path, run.path.resolve().parent):
+        if (place / FILE).is_file():
+            return of_folder(place)
+    return None
+
+
+def of_folder(folder: Path) -> Section | None:
     """The bound, what it is made of, and whether its arithmetic holds."""
-    places = (run.path / FILE, run.path.resolve().parent / FILE)
-    file = next((place for place in places if place.is_file()), None)
-    if file is None:
+    if not (folder / FILE).is_file():
         return None
-    found = Certificate.load(file)
+    found = Certificate.load(folder / FILE)
     blocks: list[Block] = [_numbers(found), Text(found.statement), _verification(found)]
     if len(found.history) > 1:
         blocks.append(_history(found))
-    return Section("certificate", "Certificate", _seen(found), _EXPECTED, blocks)
+    return Section(
+        "certificate", "Certificate", _seen(found), EXPECTED, blocks, verdict=verdict(found)
+    )
 
 
-_EXPECTED = (
-    "A posterior whose variances follow the eigenbasis of each layer's Hessian gives a smaller "
-    "bound than one in the standard basis, because the variance can grow along flat directions "
-    "(Wu et al., “Dissecting Hessian”, sec. 6 and table 1)."
+EXPECTED = (
+    "A posterior whose variances are diagonal in the eigenbasis of each layer’s Hessian gives a "
+    "smaller bound than one in the standard basis, because the variance can be large along flat "
+    "directions and small along sharp ones (Wu et al., “Dissecting Hessian”, sec. 6 and table 1)."
 )
+_BASES = {
+    "kronecker": "in the eigenbasis of each layer’s Kronecker factors",
+    "closed": "in the eigenbasis of each layer’s Kronecker factors, the output Hessian in "
+    "closed form",
+    "standard": "in the standard basis, without the curvature",
+}
+
+
+def verdict(found: Certificate) -> str:
+    """Which of the two bases this certificate has; the other one was not tried."""
+    basis = str(found.method.get("basis"))
+    words = _BASES.get(basis, f"in the basis called {basis}")
+    return f"The posterior’s variances are diagonal {words}; no other basis was tried."
 
 
 def _seen(found: Certificate) -> str:
-    worth = "; this says nothing" if found.vacuous else ""
+    worth = ", which says nothing" if found.vacuous else ""
+    holds = "" if found.verify().passed else "; BUT ITS ARITHMETIC DOES NOT HOLD"
     return (
         f"The stochastic network errs on at most {percent(found.bound)} of new examples with "
         f"probability {found.confidence.level:g}{worth}; on the {found.samples:,} examples it errs "
-        f"on {percent(found.empirical_error)}."
+        f"on {percent(found.empirical_error)}{holds}."
     )
 
 

@@ -5,18 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from curvescope.experiments.stages import class_layers, class_structure
 from curvescope.experiments.stages.class_layers import ClassLayerFindings
 from curvescope.experiments.stages.class_structure import ClassFindings
 from curvescope.experiments.store import RunDirectory
 from curvescope.reports import charts
-from curvescope.reports.blocks import Block, Chart, Fold, Pair, Section, Table, Text, short
+from curvescope.reports.blocks import Block, Chart, Pair, Section, Table, Text
+from curvescope.reports.sections.class_pictures import (
+    ROUNDING,
+    index_of,
+    layer_fold,
+    layers_table,
+)
+from curvescope.reports.sections.subject import count, listed
 from curvescope.structure.outliers import SHARES
 
 _SHOWN = 150
-_OPEN = 1
+_SAME = 0.005
+"""A relative distance that is none."""
 _WORDS = {
     "global": "global mean",
     "class": "class means",
@@ -24,6 +32,7 @@ _WORDS = {
     "diagonal": "c = c′",
     "within": "within classes",
 }
+_MAKERS = {**_WORDS, "diagonal": "part c = c′", "within": "spread within classes"}
 _COLOURS = {
     "global": "purple",
     "class": "blue",
@@ -31,7 +40,7 @@ _COLOURS = {
     "diagonal": "orange",
     "within": "green",
 }
-_MATRICES = {"G": "vermilion", "KFAC": "purple", "CFAC": "sky"}
+_DASHES = {"class": "2 4", "cross": "8 4", "within": ""}
 
 
 def build(run: RunDirectory) -> Section | None:
@@ -48,42 +57,84 @@ def build(run: RunDirectory) -> Section | None:
     if whole is not None:
         blocks += [_groups(whole), Pair(_pictures(whole))]
     if layers:
-        blocks.append(_layers(layers))
-        blocks += [_fold(layer, index, len(layers)) for index, layer in enumerate(layers)]
+        blocks.append(layers_table(layers))
+        blocks += [layer_fold(layer, index, len(layers)) for index, layer in enumerate(layers)]
     blocks += [Text(f"Left out: {reason}") for reason in dict.fromkeys(reasons)]
-    return Section("classes", "Classes", _seen(whole, layers), _expected(whole), blocks)
+    return Section(
+        "classes",
+        "Classes",
+        _seen(whole, layers),
+        _expected(whole),
+        blocks,
+        verdict=_verdict(whole, layers),
+    )
 
 
 def _seen(whole: ClassFindings | None, layers: Sequence[ClassLayerFindings]) -> str:
     text = ""
     if whole is not None:
         makers = [
-            f"{group.outliers} by the {_WORDS[group.name]}"
-            if group.name != "within"
-            else f"{group.outliers} by the spread within classes"
+            f"{group.outliers} by the {_MAKERS[group.name]}"
             for group in whole.attribution.groups
             if group.outliers
         ]
-        text = f"{whole.attribution.outliers} eigenvalues of G stand outside its bulk"
-        text += f", {', '.join(makers)}" if makers else ""
+        n = whole.attribution.outliers
+        text = f"{count(n, 'eigenvalue')} of G {'lies' if n == 1 else 'lie'} above the edge of its "
+        text += f"bulk, made mostly: {listed(makers)}" if makers else "bulk"
     if layers:
-        better = sum(
-            layer.errors["CFAC"].frobenius < layer.errors["KFAC"].frobenius for layer in layers
-        )
         text += "; " if text else ""
-        text += f"CFAC is closer to G than KFAC in {better} of {len(layers)} layers"
-    return (text or "The class structure could not be had; the reasons are below") + "."
+        text += f"CFAC is closer to G than KFAC in {_better(layers)} of {len(layers)} layers"
+    text = text or "the class structure could not be had; the reasons are below"
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _better(layers: Sequence[ClassLayerFindings]) -> int:
+    """In how many layers CFAC is nearer to G, in the Frobenius norm."""
+    return sum(layer.errors["CFAC"].frobenius < layer.errors["KFAC"].frobenius for layer in layers)
 
 
 def _expected(whole: ClassFindings | None) -> str:
     C = "C" if whole is None else str(whole.attribution.classes)
-    count = "C − 1" if whole is None else str(whole.attribution.classes - 1)
+    means = "C − 1" if whole is None else str(whole.attribution.classes - 1)
+    cross = "C(C − 1)" if whole is None else str(int(C) * (int(C) - 1))
     return (
-        f"With {C} classes, one outlier comes from the global mean of the gradients, {count} more "
-        "from the class means, a group of about C² from the cross-class means, and the bulk from "
-        "the spread within; CFAC, which pairs features and errors class by class, follows G's "
-        "spectrum better than KFAC, most of all in deep layers (Papyan, sec. 1.6, 6.1 and 7.11)."
+        f"With {C} classes, one outlier comes from the global mean of the gradients, {means} more "
+        f"from the class means, a group of about {cross} from the cross-class means, and the bulk "
+        "from the spread within (Papyan, “Traces of Class/Cross-Class Structure”, sec. 1.6 and "
+        "6.1); in deep layers CFAC, which pairs features and errors class by class, follows G’s "
+        "spectrum much better than KFAC, in shallow ones it depends on the data (sec. 7.11)."
     )
+
+
+def _verdict(whole: ClassFindings | None, layers: Sequence[ClassLayerFindings]) -> str:
+    """How far the run is as the paper has it."""
+    parts = []
+    if whole is not None:
+        C = whole.attribution.classes
+        groups = {group.name: group for group in whole.attribution.groups}
+        means = groups["global"].outliers + groups["class"].outliers
+        gone = groups["global"].projected + groups["class"].projected
+        parts.append(
+            f"Of the {C} outliers that the paper gives to global and class means, {_are(means)} "
+            f"made mostly by them here, and {_are(gone)} gone when their span is projected out"
+        )
+    if layers:
+        last = layers[-1]
+        errors = {name: error.frobenius for name, error in last.errors.items()}
+        nearer = "nearer to G" if errors["CFAC"] < errors["KFAC"] else "no nearer to G"
+        words = f"CFAC is {nearer} than KFAC"
+        if max(errors.values()) < _SAME:
+            words = "KFAC and CFAC are both as good as G itself"
+        parts.append(
+            f"in the last layer ({last.name or 'the model itself'}), {words} (off by "
+            f"{errors['CFAC']:.2f} against {errors['KFAC']:.2f} of G in the Frobenius norm)"
+        )
+    text = "; ".join(parts)
+    return f"{text[0].upper()}{text[1:]}." if text else ""
+
+
+def _are(n: int) -> str:
+    return "none is" if n == 0 else f"{n} {'is' if n == 1 else 'are'}"
 
 
 def _groups(whole: ClassFindings) -> Table:
@@ -103,7 +154,8 @@ def _groups(whole: ClassFindings) -> Table:
 
 def _pictures(whole: ClassFindings) -> list[Chart]:
     attribution = whole.attribution
-    values, shares = attribution.values[:_SHOWN], attribution.shares[:_SHOWN]
+    kept = attribution.values[:_SHOWN] > ROUNDING * float(attribution.values[0])
+    values, shares = attribution.values[:_SHOWN][kept], attribution.shares[:_SHOWN][kept]
     makers = shares.argmax(1)
     lines: dict[str, dict[str, Any]] = {}
     for i, name in enumerate(SHARES):
@@ -115,33 +167,39 @@ def _pictures(whole: ClassFindings) -> list[Chart]:
                 "kind": "points",
                 "colour": _COLOURS[name],
             }
-    ends = [1, len(values)]
-    edge = [attribution.edge] * 2
-    lines["edge of the bulk"] = {"x": ends, "y": edge, "dashed": True, "colour": "grey"}
-    found = [
-        Chart(
-            "attribution",
-            "Eigenvalues of G by the part that makes most of each",
-            charts.line_chart(
-                lines, title="Attributed eigenvalues of G", x="index", y="eigenvalue", log=True,
-                toggles=True,
-            ),
-        )
-    ]  # fmt: skip
+    if attribution.edge > ROUNDING * float(attribution.values[0]):  # else there is no bulk
+        edge = {"x": [1, len(values)], "y": [attribution.edge] * 2}
+        lines["edge of the bulk"] = {**edge, "dash": "6 4", "colour": "grey"}
+    chart = charts.line_chart(
+        lines,
+        title="Attributed eigenvalues of G",
+        x="index",
+        y="eigenvalue",
+        log=True,
+        toggles=True,
+    )
+    caption = f"The {len(values)} largest eigenvalues of G by the part that makes most of each"
+    found = [Chart("attribution", caption, chart)]
     if len(whole.whole):
         found.append(_knockouts(whole))
     return found
 
 
 def _knockouts(whole: ClassFindings) -> Chart:
-    """The sorted eigenvalues of G with each part subtracted: what disappears was made by it."""
-    curves = [("G", whole.whole, "ink")]
-    for part, values in whole.without.items():
-        curves.append((f"G without {_WORDS[part]}", values, _COLOURS[part]))
-    lines = {}
-    for name, values, colour in curves:
-        positive = values[values > 1e-10 * whole.whole[0]]
-        lines[name] = {"x": _index(positive), "y": positive, "colour": colour}
+    """The sorted eigenvalues of G with each part subtracted: what disappears was made by it.
+
+    The curves lie over each other where a part does nothing: G is a broad one underneath.
+    """
+    curves: list[tuple[str, Tensor, dict[str, Any]]] = [
+        (f"without {_WORDS[part]}", values, {"colour": _COLOURS[part], "dash": _DASHES[part]})
+        for part, values in whole.without.items()
+    ]
+    curves.append(("G", whole.whole, {"colour": "grey", "width": 5}))
+    lines, left = {}, []
+    for name, values, look in curves:
+        positive = values[values > ROUNDING * whole.whole[0]]
+        lines[name] = {"x": index_of(positive), "y": positive, **look}
+        left.append(f"{name} {len(positive):,}")
     spec = charts.line_chart(
         lines,
         title="Knockouts of G",
@@ -151,76 +209,5 @@ def _knockouts(whole: ClassFindings) -> Chart:
         toggles=True,
         across=True,
     )
-    return Chart("knockouts", "All eigenvalues of G with each part taken away", spec)
-
-
-def _layers(layers: Sequence[ClassLayerFindings]) -> Table:
-    rows = []
-    for layer in layers:
-        features, errors = layer.moments["features"], layer.moments["errors"]
-        rows.append(
-            [
-                layer.name or "the model itself",
-                f"{features.outliers}",
-                _factor(features.separation),
-                _factor(features.whitening),
-                f"{errors.outliers}",
-                _factor(errors.separation),
-                f"{layer.errors['KFAC'].frobenius:.3f}",
-                f"{layer.errors['CFAC'].frobenius:.3f}",
-                f"{layer.class_cosine:.3f}",
-            ]
-        )
-    head = [
-        "layer",
-        "feature outliers",
-        "separation",
-        "whitening",
-        "error outliers",
-        "separation",
-        "KFAC error",
-        "CFAC error",
-        "cos(g_c, δ_c ⊗ h_c)",
-    ]
-    return Table("Layers by class", head, rows, heading="Layers")
-
-
-def _factor(value: float) -> str:
-    """A ratio; beyond all bounds where nothing but rounding is left below."""
-    return "∞" if value > 1e9 else short(value, 3)
-
-
-def _fold(layer: ClassLayerFindings, index: int, count: int) -> Fold:
-    """The last layer, where the paper has the clearest picture, is unfolded."""
-    name, id = layer.name or "the model itself", f"class{index}"
-    densities = charts.line_chart(
-        {matrix: {"x": layer.centres, "y": values} for matrix, values in layer.densities.items()},
-        title=f"Spectra of G, KFAC and CFAC of {name}",
-        x="eigenvalue",
-        y="density per decade",
-        log=True,
-        toggles=True,
-        across=True,
-    )
-    moments = []
-    for kind, moment in layer.moments.items():
-        lines: dict[str, dict[str, Any]] = {
-            "all": {"x": _index(moment.total), "y": moment.total},
-            "class part": {"x": _index(moment.class_), "y": moment.class_, "kind": "points"},
-        }
-        if kind == "errors":
-            both = moment.class_and_cross
-            lines["class and cross part"] = {"x": _index(both), "y": both, "kind": "points"}
-        spec = charts.line_chart(
-            lines, title=f"{kind} of {name}", x="index", y="eigenvalue", log=True, toggles=True
-        )
-        moments.append(Chart(f"{id}-{kind}", f"{name}: second moment of the {kind}", spec))
-    return Fold(
-        f"{name}: pictures",
-        [Chart(f"{id}-cfac", f"{name}: exact G, KFAC and CFAC", densities), Pair(moments)],
-        open=index >= count - _OPEN,
-    )
-
-
-def _index(values: torch.Tensor) -> list[int]:
-    return list(range(1, len(values) + 1))
+    note = f"Eigenvalues above 10⁻¹⁰ of the largest, the others being rounding: {', '.join(left)}."
+    return Chart("knockouts", "All eigenvalues of G with each part taken away", spec, note)

@@ -8,7 +8,8 @@ from curvescope.experiments.stages import layers
 from curvescope.experiments.stages.layers import LayerFindings
 from curvescope.experiments.store import RunDirectory
 from curvescope.reports import charts
-from curvescope.reports.blocks import Block, Chart, Fold, Pair, Section, Table, Text, short
+from curvescope.reports.blocks import Block, Chart, Fold, Pair, Section, Table, Text, factor, short
+from curvescope.reports.sections.subject import classes_of, count, has_batch_norm, span
 
 _OPEN = 2
 """Layers whose pictures are unfolded from the start."""
@@ -27,65 +28,100 @@ def build(run: RunDirectory) -> Section | None:
             else:
                 found.append(findings)
     if not found and not reasons:
-        return None
-    outputs = run.stage("overview").values["outputs"]
+        return _without_layers(run)
+    k = _dimension(run)
     blocks: list[Block] = []
     if found:
-        blocks.append(_table(found, outputs))
+        blocks.append(_table(found, k))
         blocks += [_fold(layer, index) for index, layer in enumerate(found)]
     blocks += [Text(f"Left out: {reason}") for reason in reasons]
-    return Section("layers", "Layers", _seen(found, outputs), _EXPECTED, blocks)
-
-
-_EXPECTED = (
-    "A layer's Hessian is close to E[M] ⊗ E[xxᵀ], the output Hessian times the auto-correlation of "
-    "the input, so that its top eigenvectors, reshaped as the weight, are nearly of rank one, and "
-    "E[xxᵀ] is nearly the mean input alone: (v₁ᵀÊ[x])² from 0.964 to 1 (Wu et al., “Dissecting "
-    "Hessian”, sec. 4.2, 4.3 and 5.2); batch norm weakens all of this (sec. 5.3)."
-)
-
-
-def _seen(found: Sequence[LayerFindings], outputs: int) -> str:
-    if not found:
-        return "No layer allows a Kronecker factorisation; the reasons are below."
-    ratios = [float(layer.approximate[0] / layer.true[0]) for layer in found]
-    overlaps = [_at(layer, outputs) for layer in found]
-    ranks = [float(layer.ratio[: outputs - 1 or 1].mean()) for layer in found]
-    return (
-        f"In {len(found)} layers, the Kronecker product puts the largest eigenvalue at "
-        f"{_range(ratios)} times the true one, the two top eigenspaces of dimension "
-        f"{_dimension(outputs)} overlap by {_range(overlaps)}, and their eigenvectors have "
-        f"{_range(ranks)} of their norm in rank one."
+    expected = _EXPECTED + (_BATCH_NORM if has_batch_norm(run) else "")
+    return Section(
+        "layers", "Layers", _seen(found, k), f"{expected}.", blocks, verdict=_verdict(found, k)
     )
 
 
-def _dimension(outputs: int) -> int:
-    """``c − 1``, where the paper has the gap; 1 for a single output."""
-    return max(outputs - 1, 1)
+def _without_layers(run: RunDirectory) -> Section | None:
+    """A run that is past its layers and had none says so."""
+    if run.config.get("layers") or not run.has("summary"):
+        return None
+    seen = "There is no layer to look into: none was chosen, or none is linear or convolutional."
+    return Section("layers", "Layers", seen, f"{_EXPECTED}.")
 
 
-def _at(layer: LayerFindings, outputs: int) -> float:
-    return float(layer.overlap[min(_dimension(outputs), len(layer.overlap)) - 1])
+_EXPECTED = (
+    "E[M] ⊗ E[xxᵀ], the output Hessian times the auto-correlation of the input, works reasonably "
+    "well for the top eigenvalues and eigenspaces of a layer’s Hessian (Wu et al., “Dissecting "
+    "Hessian”, sec. 4.1 and 4.2), whose top eigenvectors are then nearly of rank one; and E[xxᵀ] "
+    "is nearly the mean input alone: (v₁ᵀÊ[x])² from 0.964 to 1 (sec. 4.3)"
+)
+_BATCH_NORM = "; with batch norm all of this is weaker (sec. 5.3)"
+_ALIGNED = 0.964
 
 
-def _range(values: Sequence[float]) -> str:
-    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
-    return low if low == high else f"{low} to {high}"
+def _seen(found: Sequence[LayerFindings], k: int) -> str:
+    if not found:
+        return "No layer allows a Kronecker factorisation; the reasons are below."
+    ratios = [ratio for layer in found if (ratio := _ratio(layer)) is not None]
+    overlaps = [_at(layer, k) for layer in found]
+    ranks = [float(layer.ratio[:k].mean()) for layer in found]
+    top = "top eigenvectors" if k == 1 else f"top eigenspaces of dimension {k}"
+    text = f"In {count(len(found), 'layer')}, "
+    if ratios:
+        text += (
+            f"the Kronecker product puts the largest eigenvalue at {span(ratios)} times the true "
+            "one, "
+        )
+    return text + (
+        f"the two {top} overlap by {span(overlaps)}, and the true eigenvectors there have "
+        f"{span(ranks)} of their norm in rank one."
+    )
 
 
-def _table(found: Sequence[LayerFindings], outputs: int) -> Table:
-    k = _dimension(outputs)
+def _verdict(found: Sequence[LayerFindings], k: int) -> str:
+    """In how many layers the paper's statements hold."""
+    if not found:
+        return ""
+    ratios = [ratio for layer in found if (ratio := _ratio(layer)) is not None]
+    near = sum(0.5 <= ratio <= 2 for ratio in ratios)
+    overlapping = sum(_at(layer, k) >= 0.5 for layer in found)
+    aligned = sum(layer.alignment >= _ALIGNED for layer in found)
+    return (
+        f"The largest eigenvalue is right within a factor of two in {near} of {len(ratios)} "
+        f"layers, the overlap is at least one half in {overlapping} of {len(found)}, and "
+        f"(v₁ᵀÊ[x])² is at least {_ALIGNED} in {aligned} of {len(found)}."
+    )
+
+
+def _dimension(run: RunDirectory) -> int:
+    """``c − 1``, where the paper has the gap; the number of outputs where there are no classes."""
+    classes = classes_of(run)
+    outputs = int(run.record("overview")["values"]["outputs"])
+    return max(outputs if classes is None else classes - 1, 1)
+
+
+def _ratio(layer: LayerFindings) -> float | None:
+    """The approximate largest eigenvalue over the true one; none where that is not positive."""
+    true = float(layer.true[0])
+    return float(layer.approximate[0]) / true if true > 0 else None
+
+
+def _at(layer: LayerFindings, k: int) -> float:
+    return float(layer.overlap[min(k, len(layer.overlap)) - 1])
+
+
+def _table(found: Sequence[LayerFindings], k: int) -> Table:
     rows = [
         [
             layer.name or "the model itself",
             f"{layer.outputs} × {layer.inputs}",
             short(float(layer.true[0])),
             short(float(layer.approximate[0])),
-            f"{_at(layer, outputs):.3f}",
+            f"{_at(layer, k):.3f}",
             f"{float(layer.ratio[:k].mean()):.3f}",
             f"{layer.alignment:.4f}",
-            short(layer.spectral_ratio, 3),
-            short(layer.dominance, 3),
+            factor(layer.spectral_ratio),
+            factor(layer.dominance),
         ]
         for layer in found
     ]
@@ -136,7 +172,9 @@ def _fold(layer: LayerFindings, index: int) -> Fold:
         [
             Pair(
                 [
-                    Chart(f"{id}-values", f"{name}: top eigenvalues", eigenvalues),
+                    Chart(
+                        f"{id}-values", f"{name}: top {len(layer.true)} eigenvalues", eigenvalues
+                    ),
                     Chart(f"{id}-overlap", f"{name}: overlap and rank one", shares),
                 ]
             ),
@@ -148,13 +186,28 @@ def _fold(layer: LayerFindings, index: int) -> Fold:
 
 def _heat(layer: LayerFindings, id: str, name: str, side: str) -> Pair:
     """The correspondence of true and approximate eigenvectors with one factor."""
-    factor = {"input": "E[xxᵀ]", "output": "E[M]"}[side]
+    symbol = {"input": "E[xxᵀ]", "output": "E[M]"}[side]
+    size = {"input": layer.inputs, "output": layer.outputs}[side]
     pair = []
     for kind, words in (("true", "true"), ("approximate", "Kronecker")):
         matrix = layer.correspondences[f"{kind} {side}"]
-        caption = f"{name}: {words} eigenvectors and {factor}"
+        caption = f"{name}: {words} eigenvectors and {symbol}"
         spec = charts.heat_map(
-            matrix, title=caption, x=f"{words} eigenvector", y=f"eigenvector of {factor}"
+            matrix, title=caption, x=f"{words} eigenvector", y=f"eigenvector of {symbol}"
         )
-        pair.append(Chart(f"{id}-{kind}-{side}", caption, spec))
+        rows, columns = matrix.shape
+        shown = (
+            f"Shown: {_first(columns, layer.outputs * layer.inputs)} {words} eigenvectors against "
+            f"{_first(rows, size)} of {symbol}."
+        )
+        pair.append(Chart(f"{id}-{kind}-{side}", caption, spec, shown))
     return Pair(pair)
+
+
+def _first(some: int, whole: int) -> str:
+    """How many of how many.
+
+    >>> _first(20, 3000), _first(6, 6)
+    ('the first 20 of 3,000', 'all 6')
+    """
+    return f"all {whole:,}" if some >= whole else f"the first {some} of {whole:,}"

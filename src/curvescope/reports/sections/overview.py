@@ -2,40 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from curvescope.experiments.checks import Number
+from curvescope.experiments.known import Table as Values
+from curvescope.experiments.known import known, of
+from curvescope.experiments.quantities import (
+    LARGEST,
+    LOG_DETERMINANT,
+    QUANTITIES,
+    SMALL,
+    TRACE,
+    Known,
+)
 from curvescope.experiments.stages import sharpness
 from curvescope.experiments.store import RunDirectory
-from curvescope.reports.blocks import Block, Section, Table, percent, short
-from curvescope.sharpness.measures import CurvatureMeasures
+from curvescope.reports.blocks import Block, Section, Table, Text, percent, short
+from curvescope.reports.sections.subject import classes_of
 from curvescope.sharpness.report import SharpnessReport
-from curvescope.spectra.estimate import Estimate
+
+_NAMES = {"H": "H (Hessian)", "G": "G (Gauss–Newton)", "E": "E = H − G"}
 
 
 def build(run: RunDirectory) -> Section | None:
     """The overview, as soon as its stage is finished."""
     if not run.has("overview"):
         return None
-    values = run.stage("overview").values
+    values, table = run.stage("overview").values, known(run)
     blocks: list[Block] = [_fits(values["fits"])]
+    if table:
+        blocks += [*_measures(run, table), Text(_HOW)]
     if run.has("sharpness"):
-        reports = sharpness.restore(run.stage("sharpness"))
-        blocks.append(_measures(reports))
-        blocks.append(_norms(next(iter(reports.values())), values["gradient norm"]))
+        report = next(iter(sharpness.restore(run.stage("sharpness")).values()))
+        blocks.append(_norms(report, values["gradient norm"], table))
     blocks.append(_layers(values["layers"]))
-    return Section("overview", "Overview", _seen(values), _EXPECTED, blocks)
+    return Section("overview", "Overview", _seen(values, table), _expected(run), blocks)
 
 
-_EXPECTED = (
-    "Sharpness alone says little about generalisation: with cross-entropy, weights that grow drive "
-    "the loss, the gradient and the Hessian towards zero together, so that an unregularised "
-    "network is often flatter and worse (Granziol, “Flatness is a False Friend”, sec. 3 and 4)."
+_HOW = (
+    "exact: from all eigenvalues, or from an identity, up to rounding; ± after an eigenvalue: the "
+    "norm of its residual, within which an eigenvalue lies; ± after a sum: its standard error; ≤ "
+    "and ≥: all that the eigenpairs of largest magnitude say. Largest and smallest are algebraic."
 )
 
 
-def _seen(values: dict[str, Any]) -> str:
+def _seen(values: dict[str, Any], table: Values) -> str:
     fits = values["fits"]
     text = f"The network has {values['parameters']:,} parameters and a training loss of "
     text += short(fits["train"]["loss"])
@@ -43,7 +54,29 @@ def _seen(values: dict[str, Any]) -> str:
         text += f", against {short(fits['test']['loss'])} on the test data"
         if fits["test"]["error"] is not None:
             text += f", where it errs on {percent(fits['test']['error'])}"
+    row = table.get("H", {})
+    if LARGEST in row and TRACE in row:
+        text += (
+            f"; the Hessian of the training loss has the largest eigenvalue "
+            f"{short(row[LARGEST].value)} and the trace {short(row[TRACE].value)}"
+        )
     return text + "."
+
+
+def _expected(run: RunDirectory) -> str:
+    """The paper's argument is one about cross-entropy; the other holds for any loss."""
+    if classes_of(run) is None:
+        return (
+            "Sharpness alone says little: with two weights in a chain, one times α and the other "
+            "divided by α, the loss stays as it is and the Hessian and its trace do not (Granziol, "
+            "“Flatness is a False Friend”, sec. 2)."
+        )
+    return (
+        "Sharpness alone says little about generalisation: with cross-entropy the measures of the "
+        "Hessian shrink as weights grow and the loss is driven to zero, so that a network with "
+        "weight decay can be sharper and generalise better (Granziol, “Flatness is a False "
+        "Friend”, sec. 3 and 4)."
+    )
 
 
 def _fits(fits: dict[str, Any]) -> Table:
@@ -59,47 +92,51 @@ def _fits(fits: dict[str, Any]) -> Table:
     return Table("Fit", ["split", "samples", "loss", "error"], rows)
 
 
-def number(estimate: Estimate[float]) -> str:
-    """An estimate with the error that it has: residual for an end, standard error for a sum."""
-    error = max(estimate.stderr, estimate.bias)
-    if 0 < error < 1e-5 * abs(estimate.value):  # more digits than anyone reads
-        return f"{short(estimate.value, 6)} ± {short(error, 1)}"
-    return str(Number(estimate.value, error))
-
-
-_ROWS: tuple[tuple[str, Callable[[CurvatureMeasures], Estimate[float]]], ...] = (
-    ("largest eigenvalue", lambda m: m.largest),
-    ("smallest eigenvalue", lambda m: m.smallest),
-    ("trace", lambda m: m.trace),
-    ("mean eigenvalue", lambda m: m.mean_eigenvalue),
-    ("Frobenius norm", lambda m: m.frobenius),
-    ("mean squared eigenvalue", lambda m: m.mean_square),
-    ("sum of |eigenvalues|", lambda m: m.absolute_sum),
-    ("effective rank", lambda m: m.effective_rank),
-)
-
-
-def _measures(reports: dict[str, SharpnessReport]) -> Table:
-    """One column for each matrix and, with batch norms, each of their modes."""
-    columns: dict[str, CurvatureMeasures] = {}
-    for mode, report in reports.items():
-        suffix = f", batch norm in {mode} mode" if len(reports) > 1 else ""
-        columns[f"H (Hessian){suffix}"] = report.hessian
-        columns[f"G (Gauss–Newton){suffix}"] = report.gauss_newton
-    rows = [
-        [label, *(number(pick(measures)) for measures in columns.values())] for label, pick in _ROWS
+def _measures(run: RunDirectory, table: Values) -> list[Table]:
+    """A column for each matrix; with batch norms, a second table for their other mode."""
+    tables = {"": table}
+    if run.has("sharpness"):
+        reports = sharpness.restore(run.stage("sharpness"))
+        own, *others = reports
+        if others:
+            tables = {f", batch norm in {own} mode": table}
+        for mode in others:
+            tables[f", batch norm in {mode} mode"] = of({}, reports[mode])
+    return [
+        Table(
+            f"Measures of sharpness{words}",
+            ["", *(_NAMES[name] for name in rows)],
+            [
+                [quantity, *(cell(quantity, row.get(quantity)) for row in rows.values())]
+                for quantity in QUANTITIES
+                if any(quantity in row for row in rows.values())
+            ],
+            heading=f"How sharp it is{words}",
+        )
+        for words, rows in tables.items()
     ]
-    return Table("Measures of sharpness", ["", *columns], rows, heading="How sharp it is")
 
 
-def _norms(report: SharpnessReport, gradient: float) -> Table:
-    trace, weights = report.hessian.trace, report.weights
-    metric = Number(trace.value + weights.squared / 2, trace.stderr)
+def cell(quantity: str, value: Known | None) -> str:
+    """A best known value for a table; shares in per cent."""
+    if value is None:
+        return "–"
+    if quantity == SMALL:
+        text = str(value.scaled(100))
+        return f"{text.removesuffix(' exact')} %" + (" exact" if value.how == "exact" else "")
+    return str(value)
+
+
+def _norms(report: SharpnessReport, gradient: float, table: Values) -> Table:
+    weights = report.weights
+    trace = table["H"][TRACE]
+    metric = replace(trace, value=trace.value + weights.squared / 2)
+    determinant = str(table["G"][LOG_DETERMINANT])
     rows = [
         ["weight norm ‖w‖", short(weights.norm, 5)],
         ["gradient norm", short(gradient, 3)],
         ["tr H + ½‖w‖² (practical PAC-Bayes, eq. 7)", str(metric)],
-        [f"log det(G + {short(report.damping, 3)} I)", number(report.log_determinant)],
+        [f"log det(G + {short(report.damping, 3)} I)", determinant],
     ]
     return Table("Norms and combinations", ["", "value"], rows)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from curvescope.experiments.store import RunDirectory, Stage
 from curvescope.reports.blocks import Block, Checks, Section, Table, Text
+from curvescope.reports.configuration import settings_table
 
 
 def build(run: RunDirectory) -> Section:
@@ -16,7 +16,7 @@ def build(run: RunDirectory) -> Section:
     failed = sum(not check.passed for _, check in checks)
     blocks: list[Block] = [Checks(checks)] if checks else []
     blocks.append(_times(stages, run))
-    blocks.append(_configuration(run.config))
+    blocks.append(settings_table(run.config))
     blocks += _environments(stages)
     seen = _seen(len(checks), failed, run)
     authority = "What it should be."
@@ -25,7 +25,12 @@ def build(run: RunDirectory) -> Section:
 
 def _seen(count: int, failed: int, run: RunDirectory) -> str:
     text = f"Of {count} self-checks, {count - failed} agree"
-    text += f" and {failed} do not." if failed else "."
+    text += f" and {failed} {'does' if failed == 1 else 'do'} not." if failed else "."
+    if failed and run.config.get("dtype") == "float32":
+        text += (
+            " Where the loss is close to zero, single precision may not suffice: a model in "
+            "float64 tells."
+        )
     if not run.complete:
         missing = ", ".join(name for name in run.expected if not run.has(name))
         text += f" The run is not finished; still to come: {missing}."
@@ -33,28 +38,24 @@ def _seen(count: int, failed: int, run: RunDirectory) -> str:
 
 
 _EXPECTED = (
-    "Numbers that can be had in two independent ways must agree within four standard errors, "
-    "widened where few probes were drawn; a sound run fails about one check in sixteen thousand."
+    "Numbers that can be had in two independent ways must agree: sampled ones within four standard "
+    "errors, widened where few probes were drawn, so that a sound run fails about one check in "
+    "sixteen thousand; the others within their residuals."
 )
 
 
 def _times(stages: list[Stage], run: RunDirectory) -> Table:
     rows = [
-        [stage.name, f"{stage.seconds:.1f} s", str(stage.seed), stage.finished] for stage in stages
+        [
+            stage.name,
+            f"{stage.seconds:.1f} s",
+            str(stage.seed),
+            stage.finished.replace("+00:00", " UTC"),
+        ]
+        for stage in stages
     ]
     rows += [[name, "not finished", "", ""] for name in run.expected if not run.has(name)]
     return Table("Stages", ["stage", "time", "seed", "finished"], rows, heading="Stages")
-
-
-def _configuration(config: dict[str, Any]) -> Table:
-    rows = []
-    for key, value in config.items():
-        if key == "model":
-            value = {name: entry for name, entry in value.items() if name != "parameters"}
-        rows.append(
-            [key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)]
-        )
-    return Table("Configuration", ["setting", "value"], rows, prose=True, folded=True)
 
 
 def _environments(stages: list[Stage]) -> list[Block]:

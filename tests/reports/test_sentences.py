@@ -1,0 +1,267 @@
+"""Sentences and tables say what the numbers of the run say, whatever these are."""
+
+from __future__ import annotations
+
+import html
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from curvescope import io
+from curvescope.experiments.analyse import analyse
+from curvescope.experiments.known import known, of
+from curvescope.experiments.quantities import LARGEST, QUANTITIES, SMALLEST, TRACE
+from curvescope.experiments.stages import spectra as stage
+from curvescope.experiments.stages.context import Settings
+from curvescope.experiments.store import RunDirectory
+from curvescope.problem import Problem
+from curvescope.reports.blocks import Table
+from curvescope.reports.page import render
+from curvescope.reports.sections import classes, layers, overview, provenance, spectra
+from curvescope.reports.sections.overview import cell
+
+FEW = Settings(steps=10, probes=4, trace_probes=16, outliers=3, layer_pairs=4)
+
+
+def analysed(place: Path, model: nn.Module, y: torch.Tensor, loss: str) -> RunDirectory:
+    X = torch.randn(len(y), 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return analyse(Problem(model.double(), (X, y), loss), place, seed=0, settings=FEW)
+
+
+@pytest.fixture(scope="module")
+def regression(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    torch.manual_seed(0)
+    g = torch.Generator().manual_seed(1)
+    y = torch.randn(20, 2, generator=g, dtype=torch.float64)
+    return analysed(tmp_path_factory.mktemp("own") / "r", nn.Linear(4, 2), y, "mse")
+
+
+def cells(page: str, caption: str) -> dict[str, list[str]]:
+    """The rows of one table of a page."""
+    region = re.search(rf'aria-label="{re.escape(caption)}">(.*?)</table>', page, re.DOTALL)
+    assert region is not None, caption
+    found = {}
+    for row in re.findall(r"<tr[^>]*>(.*?)</tr>", region[1], re.DOTALL):
+        texts = [html.unescape(text) for text in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)]
+        found[texts[0]] = texts[1:]
+    return found
+
+
+# Numbers -------------------------------------------------------------------------------------
+
+
+def test_the_table_of_the_report_is_that_of_the_results(first: RunDirectory) -> None:
+    rows = cells(render(first), "Measures of sharpness")
+    noted = first.record("summary")["values"]["known"]
+    for quantity in QUANTITIES:
+        texts = [cell(quantity, known(first)[matrix][quantity]) for matrix in noted]
+        assert rows[quantity] == texts
+    assert rows[TRACE][0].endswith(" exact")
+    assert rows[TRACE][0] == rows[TRACE][1]
+    assert "±" not in "".join(rows[TRACE] + rows[LARGEST] + rows[SMALLEST])
+
+
+def test_an_unfinished_run_shows_its_estimates_as_such(first: RunDirectory, tmp_path: Path) -> None:
+    shutil.copytree(first.path, tmp_path / "run")
+    place = tmp_path / "run" / "stages"
+    for name in first.stages[3:]:
+        shutil.rmtree(place / name)
+    shutil.rmtree(place / "sharpness")
+    record = io.read_json(place / "spectrum-H" / "result.json")
+    record["values"]["exact"] = None
+    io.write_json(place / "spectrum-H" / "result.json", record)
+    rows = cells(render(RunDirectory(tmp_path / "run")), "Measures of sharpness")
+    assert "±" in rows[TRACE][0]
+    assert "±" in rows[LARGEST][0]
+    assert "exact" not in rows[TRACE][0]
+
+
+# Sentences -----------------------------------------------------------------------------------
+
+
+def test_a_regression_is_not_told_about_classes(regression: RunDirectory) -> None:
+    for module in (overview, spectra, layers, provenance):
+        section = module.build(regression)
+        assert section is not None
+        text = f"{section.seen} {section.expected} {section.verdict}"
+        assert "cross-entropy" not in text
+        assert not re.search(r"here \d+", text)
+    found = spectra.build(regression)
+    assert found is not None
+    assert "regression is left for future work" in found.expected
+    assert found.verdict == ""
+    assert classes.build(regression) is None
+
+
+def test_a_matrix_that_vanishes_is_said_to_and_not_drawn(regression: RunDirectory) -> None:
+    found = spectra.build(regression)
+    assert found is not None
+    chart, method = found.blocks[0], found.blocks[1]
+    assert "E vanishes and is not drawn" in method.text
+    assert {series["name"][0] for series in chart.spec["series"]} == {"H", "G"}
+
+
+def test_a_model_without_layers_says_so(tmp_path: Path) -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(4, 3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(x @ self.scale)
+
+    run = analysed(tmp_path / "own", Own(), torch.arange(20) % 3, "cross_entropy")
+    found = layers.build(run)
+    assert found is not None
+    assert found.seen.startswith("There is no layer to look into")
+    assert found.blocks == ()
+    assert "The network has 12 parameters" in render(run)
+
+
+def test_the_verdict_on_spectra_follows_the_numbers(first: RunDirectory) -> None:
+    found = {name: stage.restore(first.stage(f"spectrum-{name}")) for name in stage.MATRICES}
+    table = known(first)
+
+    def with_outliers(values: list[float]) -> str:
+        H = found["H"]
+        measure = replace(H.measure, outliers=torch.tensor(values, dtype=torch.float64))
+        return spectra.verdict({**found, "H": replace(H, measure=measure)}, table, 3)
+
+    assert "After the 3rd eigenvalue of H there is a gap (a factor of 8.00" in with_outliers(
+        [9.0, 8.5, 8.0, 1.0, 0.5]
+    )
+    assert "there is no clear gap (a factor of 1.07" in with_outliers([9.0, 8.5, 8.0, 7.5, 0.5])
+    assert "are not quite those of G" in with_outliers([9.0, 8.5, 8.0, 7.5, 0.5])
+    assert "are those of G" in spectra.verdict(found, table, 3)
+    # Negative values among those of largest magnitude are no outliers of the upper end.
+    assert "gap (a factor of 8.00" in with_outliers([-20.0, 9.0, 8.5, 8.0, 1.0])
+
+
+def test_the_bulk_is_said_to_be_E_s_only_where_it_is(first: RunDirectory) -> None:
+    found = {name: stage.restore(first.stage(f"spectrum-{name}")) for name in stage.MATRICES}
+    table = known(first)
+    assert "owes little to E" in spectra.verdict(found, table, 10)
+    narrow = {name: dict(row) for name, row in table.items()}
+    known_part = float(found["G"].measure.outliers.double().norm())
+    narrow["G"]["Frobenius norm"] = replace(
+        narrow["G"]["Frobenius norm"], value=1.0001 * known_part
+    )
+    assert "is largely that of E" in spectra.verdict(found, narrow, 10)
+
+
+def test_the_bulk_lies_within_the_spectrum(first: RunDirectory, regression: RunDirectory) -> None:
+    for run in (first, regression):
+        spectrum, row = stage.restore(run.stage("spectrum-H")), known(run)["H"]
+        low, high = spectra._bulk(spectrum)
+        assert row[SMALLEST].value - 1e-12 <= low <= high <= row[LARGEST].value
+        sampled = replace(spectrum, exact=None)
+        low, high = spectra._bulk(sampled)
+        room = 1e-6 * row[LARGEST].value
+        assert row[SMALLEST].value - room <= low <= high <= row[LARGEST].value + room
+
+
+def test_layers_are_counted_where_the_papers_numbers_hold(first: RunDirectory) -> None:
+    found = layers.build(first)
+    assert found is not None
+    aligned = [
+        first.stage(name).values["alignment"] >= 0.964
+        for name in first.stages
+        if name.startswith("layer-")
+    ]
+    assert f"(v₁ᵀÊ[x])² is at least 0.964 in {sum(aligned)} of {len(aligned)}" in found.verdict
+    assert "batch norm" not in found.expected
+
+
+def test_cfac_is_said_to_be_nearer_only_where_it_is(first: RunDirectory, tmp_path: Path) -> None:
+    found = classes.build(first)
+    assert found is not None
+    assert "CFAC is nearer to G than KFAC" in found.verdict
+    shutil.copytree(first.path, tmp_path / "run")
+    place = tmp_path / "run" / "stages" / "classes-fc2" / "result.json"
+    record = io.read_json(place)
+    record["values"]["KFAC"], record["values"]["CFAC"] = (
+        record["values"]["CFAC"],
+        record["values"]["KFAC"],
+    )
+    io.write_json(place, record)
+    other = classes.build(RunDirectory(tmp_path / "run"))
+    assert other is not None
+    assert "CFAC is no nearer to G than KFAC" in other.verdict
+    assert other.seen != found.seen
+
+
+def test_a_failed_check_in_single_precision_comes_with_advice(
+    first: RunDirectory, tmp_path: Path
+) -> None:
+    shutil.copytree(first.path, tmp_path / "run")
+    place = tmp_path / "run" / "stages" / "summary" / "result.json"
+    record = io.read_json(place)
+    record["checks"][0]["passed"] = False
+    io.write_json(place, record)
+    assert " and 1 does not." in provenance.build(RunDirectory(tmp_path / "run")).seen
+    assert "float64" not in provenance.build(RunDirectory(tmp_path / "run")).seen
+    config = io.read_json(tmp_path / "run" / "config.json")
+    io.write_json(tmp_path / "run" / "config.json", {**config, "dtype": "float32"})
+    assert "float64 tells" in provenance.build(RunDirectory(tmp_path / "run")).seen
+
+
+# Pictures ------------------------------------------------------------------------------------
+
+
+def charts_of(section) -> dict:
+    return {chart.id: chart for chart in section.charts()}
+
+
+def test_heat_maps_say_what_of_the_whole_they_show(first: RunDirectory) -> None:
+    found = charts_of(layers.build(first))
+    assert found["layer0-true-input"].note == (
+        "Shown: the first 8 of 512 true eigenvectors against the first 40 of 64 of E[xxᵀ]."
+    )
+    assert "against all 8 of E[M]" in found["layer0-true-output"].note
+
+
+def test_zeros_are_counted_beside_a_logarithmic_axis(first: RunDirectory) -> None:
+    found = charts_of(classes.build(first))
+    chart = found["class1-cfac"]
+    below = first.stage("classes-fc2").values["below"]
+    assert f"{100 * below['G']:.2f} % of G" in chart.note
+    heights = {series["name"]: series["y"] for series in chart.spec["series"]}
+    assert heights["G"][0] < max(heights["G"])  # no spike at the left edge
+
+
+def test_curves_that_lie_over_each_other_differ_in_dash_and_width(first: RunDirectory) -> None:
+    series = charts_of(classes.build(first))["knockouts"].spec["series"]
+    looks = [(s.get("dash", ""), s.get("width")) for s in series]
+    assert len(set(looks)) == len(looks) == 4
+    assert series[-1]["name"] == "G"  # the last one lies underneath
+    assert series[-1]["width"] > 3
+
+
+def test_eigenvalues_that_are_rounding_are_left_out_and_counted(first: RunDirectory) -> None:
+    found = charts_of(classes.build(first))
+    total = first.stage("classes-fc2").arrays["errors total"]
+    kept = int((total > 1e-10 * total[0]).sum())
+    series = found["class1-errors"].spec["series"][0]
+    assert len(series["y"]) == kept < len(total)
+    assert f"{len(total) - kept} of the first {len(total)} are zero" in found["class1-errors"].note
+
+
+def test_what_is_best_of_a_report_alone(first: RunDirectory) -> None:
+    """Of the other mode of a batch norm only the report is known: its columns come from that."""
+    from curvescope.experiments.stages import sharpness
+
+    report = sharpness.restore(first.stage("sharpness"))["eval"]
+    assert set(of({}, report)) == {"H", "G"}
+
+
+def test_narrow_tables_stay_tables_and_wide_ones_become_cards() -> None:
+    assert not Table("", ["", "value"], [["trace", "51.2 ± 0.1"]]).stacked
+    row = ["largest eigenvalue", "7.77319 ± 9·10⁻⁶", "7.85333 exact", "0.486235 ± 7·10⁻⁷"]
+    assert Table("", ["", "H", "G", "E"], [row]).stacked
+    assert Table("", ["a", "b"], [["x", "y"]], prose=True).stacked
+    assert not Table("", ["", "H"], []).stacked
