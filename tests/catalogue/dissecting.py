@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
-from tempfile import mkdtemp
-
 from curvescope.catalogue.dissecting_hessian import ENTRIES
-from curvescope.catalogue.entry import Outcome, Row, Settings
+from curvescope.catalogue.entry import Row
+from tests.catalogue.smoke import smoke
 
-NAMES = {entry.name.split("/")[1]: entry for entry in ENTRIES}
-
-
-@cache
-def settings() -> Settings:
-    """A work folder of their own."""
-    return Settings("smoke", Path(mkdtemp(prefix="curvescope-")))
-
-
-@cache
-def outcome(name: str) -> Outcome:
-    """What an entry finds."""
-    return NAMES[name].run(settings())
+NAMES, settings, outcome = smoke(ENTRIES)
 
 
 def row(name: str, start: str) -> Row:

@@ -7,7 +7,7 @@ import math
 from dataclasses import asdict
 
 from curvescope.catalogue.entry import Outcome
-from curvescope.catalogue.pictures import Picture
+from curvescope.catalogue.pictures import Panel, Picture
 
 
 def assert_sound(found: Outcome) -> None:
@@ -20,7 +20,35 @@ def assert_sound(found: Outcome) -> None:
     assert len({picture.name for picture in found.pictures}) == len(found.pictures)
     for picture, saved in zip(found.pictures, again["pictures"], strict=True):
         assert Picture.from_json(saved) == picture
-        for panel in picture.panels:
-            assert panel.curves or panel.image is not None
-            assert all(curve.y for curve in panel.curves)
-            assert all(math.isfinite(y) for curve in panel.curves for y in curve.y)
+        assert_complete(picture)
+
+
+def assert_complete(picture: Picture) -> None:
+    """Every axis says what it is, every curve has a name or looks like one that has."""
+    assert picture.caption.endswith(".")
+    for panel in picture.panels:
+        if panel.note:
+            assert not panel.curves
+            continue
+        assert panel.curves or panel.image is not None
+        assert panel.xlabel, picture.name
+        assert panel.ylabel or panel.title, picture.name
+        assert all(curve.y for curve in panel.curves)
+        assert all(math.isfinite(y) for curve in panel.curves for y in curve.y)
+        assert unnamed(panel) == []
+        for curve in panel.curves:
+            if curve.low is not None and panel.ylabel == "overlap":
+                assert min(curve.low) >= 0
+                assert max(curve.high or ()) <= 1
+
+
+def unnamed(panel: Panel) -> list[int]:
+    """Places of curves that a legend does not tell from others."""
+    looks = [
+        (place if curve.colour is None else curve.colour, curve.kind, curve.label)
+        for place, curve in enumerate(panel.curves)
+    ]
+    named = {look[:2] for look in looks if look[2]}
+    if len({look[:2] for look in looks}) == 1:
+        return []  # one kind of curve: the axis says what it is
+    return [place for place, look in enumerate(looks) if look[:2] not in named]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 
 import numpy as np
 import pytest
@@ -12,7 +10,7 @@ import torch
 from scipy.sparse.linalg import LinearOperator, eigsh
 
 from curvescope import io
-from curvescope.catalogue.entry import Entry, Outcome, Settings
+from curvescope.catalogue.entry import Entry, Settings
 from curvescope.catalogue.flatness import ENTRIES, by_network, solutions, weight_decay
 from curvescope.catalogue.flatness.regression import regressions
 from curvescope.catalogue.flatness.ritz import ritz
@@ -22,19 +20,10 @@ from curvescope.networks import network
 from curvescope.operators.simple import Diagonal
 from curvescope.sharpness import SharpnessReport
 from curvescope.training import train
+from tests.catalogue.smoke import smoke
 from tests.catalogue.soundness import assert_sound
 
-NAMES = {entry.name.split("/")[1]: entry for entry in ENTRIES}
-
-
-@cache
-def settings() -> Settings:
-    return Settings("smoke", Path(mkdtemp(prefix="curvescope-")))
-
-
-@cache
-def outcome(name: str) -> Outcome:
-    return NAMES[name].run(settings())
+NAMES, settings, outcome = smoke(ENTRIES)
 
 
 def row(name: str, what: str) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -23,7 +23,8 @@ class Settings:
     """Where and how large an entry is run.
 
     ``smoke`` takes seconds on a laptop with the data inside the package, ``small`` minutes on a CPU
-    with real data, ``paper`` is the paper's setting and wants a GPU.
+    with real data, ``paper`` has the paper's network and wants a GPU; ``Entry.reduced`` says what
+    is smaller than the paper's all the same.
     """
 
     scale: Scale
@@ -92,6 +93,25 @@ class Outcome:
     pictures: tuple[Picture, ...] = ()
     numbers: Mapping[str, Any] = field(default_factory=dict)  # everything else, as plain JSON
     notes: tuple[str, ...] = ()  # what differs from the paper, and why
+    checks: tuple[Row, ...] = ()  # the paper's sentences as criteria; see ``Entry.checks``
+
+    @property
+    def judged(self) -> tuple[Row, ...]:
+        """Rows and checks that have a range to meet."""
+        return tuple(row for row in (*self.rows, *self.checks) if row.agrees is not None)
+
+    def values(self, start: str) -> list[float]:
+        """Ours of all rows whose name starts like this, in their order.
+
+        >>> Outcome((Row("λ, decay 0", 1.0), Row("λ, decay 1", 2.0), Row("w", 3.0))).values("λ, ")
+        [1.0, 2.0]
+        """
+        return [row.ours for row in self.rows if row.what.startswith(start)]
+
+
+def no_checks(outcome: Outcome) -> Iterable[Row]:
+    """For entries whose rows are judged as they are."""
+    return ()
 
 
 @dataclass(frozen=True)
@@ -99,7 +119,9 @@ class Entry:
     """A figure or table of a paper that can be computed.
 
     ``smoke`` must run everywhere with the embedded data; an entry whose ``scales`` lack ``paper``
-    says why in ``shows``.
+    says why in ``shows``. ``checks`` puts sentences of the paper into criteria (an order, a sign, a
+    bound) that the rows and numbers of an outcome meet or miss. It sees the outcome alone, so that
+    it is also applied to outcomes that were written before it was.
     """
 
     name: str  # "dissecting-hessian/overlap": the folder under reproductions/
@@ -107,6 +129,9 @@ class Entry:
     shows: str  # what one should see, in one or two sentences
     cost: Mapping[Scale, str]  # what each scale needs and takes: {"smoke": "4 s, embedded digits"}
     run: Callable[[Settings], Outcome]
+    subject: Mapping[Scale, str] = field(default_factory=dict)  # network and data; a title
+    reduced: Mapping[Scale, str] = field(default_factory=dict)  # what is smaller than the paper's
+    checks: Callable[[Outcome], Iterable[Row]] = no_checks
 
     @property
     def scales(self) -> tuple[Scale, ...]:

@@ -58,11 +58,20 @@ class Curve:
         *,
         kind: Kind = "line",
         colour: int | None = None,
+        within: tuple[float, float] | None = None,
     ) -> Curve:
-        """The mean over the rows of ``samples``, with a band of one standard deviation."""
+        """The mean over the rows of ``samples``, with a band of one standard deviation.
+
+        The band ends at the sides of ``within``, outside of which there are no values.
+
+        >>> Curve.mean("", None, torch.tensor([[0.0], [1.0]]), within=(0.0, 1.0)).low
+        (0.0,)
+        """
         middle = samples.mean(0)
         spread = samples.std(0) if len(samples) > 1 else torch.zeros_like(middle)
         low, high = middle - spread, middle + spread
+        if within is not None:
+            low, high = low.clamp(*within), high.clamp(*within)
         return cls.of(label, x, middle, low=low, high=high, kind=kind, colour=colour)
 
 
@@ -73,21 +82,30 @@ class Image:
     values: tuple[tuple[float, ...], ...]
     low: float
     high: float
+    label: str = ""  # what the colours are
 
     @classmethod
-    def of(cls, values: Tensor, *, low: float | None = None, high: float | None = None) -> Image:
+    def of(
+        cls, values: Tensor, *, low: float | None = None, high: float | None = None, label: str = ""
+    ) -> Image:
         """From a matrix; by default the colours span its values."""
         rows = tuple(_plain(row) for row in values)
         return cls(
             rows,
             float(values.min()) if low is None else low,
             float(values.max()) if high is None else high,
+            label,
         )
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes: curves over each other, or one heat map."""
+    """One pair of axes: curves over each other, or one heat map.
+
+    Where there is no ``ylabel`` the title names the quantity. A ``symlog`` axis of eigenvalues is
+    linear up to ``linear`` on both sides of zero, so that a bulk and its outliers can be seen at
+    once. A panel with nothing to draw says why in its ``note``.
+    """
 
     title: str = ""
     xlabel: str = ""
@@ -98,6 +116,8 @@ class Panel:
     yscale: Scaling = "linear"
     lines: Mapping[str, float] | None = None  # vertical lines: label -> x
     ylim: tuple[float, float] | None = None
+    linear: float | None = None  # of a symlog x axis
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -108,6 +128,7 @@ class Picture:
     caption: str
     panels: tuple[Panel, ...]
     columns: int = 2
+    title: str = ""  # network and data; the subject of the entry where there is none
 
     def to_json(self) -> dict[str, Any]:
         """As plain lists and dictionaries."""
@@ -126,7 +147,36 @@ class Picture:
             caption=found["caption"],
             panels=tuple(_panel(panel) for panel in found["panels"]),
             columns=found["columns"],
+            title=found.get("title", ""),
         )
+
+
+def above(counts: Sequence[float]) -> tuple[float, ...]:
+    """The sums of the counts from each place on.
+
+    >>> above((4.0, 2.0, 1.0))
+    (7.0, 3.0, 1.0)
+    """
+    sums, total = [], 0.0
+    for count in reversed(counts):
+        total += count
+        sums.append(float(f"{total:.6g}"))
+    return tuple(reversed(sums))
+
+
+def rounded(width: float) -> float:
+    """A number of one digit, 1, 2 or 5, that is not smaller.
+
+    >>> rounded(0.084), rounded(3.1), rounded(0.2)
+    (0.1, 5.0, 0.2)
+    """
+    power = 1.0
+    while power > width:
+        power /= 10
+    while 10 * power <= width:
+        power *= 10
+    factor = next(f for f in (1, 2, 5, 10) if f * power >= width * (1 - 1e-9))
+    return float(f"{factor * power:.3g}")
 
 
 def _curve(found: Mapping[str, Any]) -> Curve:
@@ -138,7 +188,7 @@ def _panel(found: Mapping[str, Any]) -> Panel:
     curves = tuple(_curve(curve) for curve in found["curves"])
     image = found["image"]
     if image is not None:
-        image = Image(tuple(tuple(row) for row in image["values"]), image["low"], image["high"])
+        image = Image(**{**image, "values": tuple(tuple(row) for row in image["values"])})
     limits = None if found["ylim"] is None else tuple(found["ylim"])
     return Panel(**{**found, "curves": curves, "image": image, "ylim": limits})
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from curvescope import io
 from curvescope._checks import CurvescopeError
+from curvescope.catalogue import earlier, listing
 from curvescope.catalogue.entry import Entry, Outcome, Row, Scale, Settings
 from curvescope.catalogue.pictures import Picture
 from curvescope.experiments.environment import environment
 
 FILE = "outcome.json"
-_FORMAT = 1
+_FORMAT = 2
+_EARLIER = 1  # pictures without titles and with fewer labels; read and completed
 
 
 @dataclass(frozen=True)
@@ -28,21 +31,26 @@ class Record:
     shows: str
     scale: Scale
     seed: int
-    seconds: float
+    seconds: float  # of the run that finished it
     finished: str  # UTC, ISO 8601
     environment: Mapping[str, Any]
     outcome: Outcome
+    subject: str = ""  # network and data at this scale
+    reduced: str = ""  # what is smaller than the paper's at this scale
+    total: float | None = None  # seconds of all runs in its work folder; None: not known
+    runs: int | None = None  # how many these were
 
     @property
     def verdict(self) -> str:
-        """How many of the rows with a range of the paper are inside it.
+        """How many of the rows and checks with a range are inside it.
 
         >>> rows = (Row("a", 1.0, low=0, high=2), Row("b", 3.0, high=2), Row("c", 1.0))
         >>> Record("p/e", "", "", "smoke", 0, 1.0, "", {}, Outcome(rows)).verdict
         '1 of 2 as in the paper'
         """
-        judged = [row.agrees for row in self.outcome.rows if row.agrees is not None]
-        return f"{sum(judged)} of {len(judged)} as in the paper" if judged else "no range to meet"
+        judged = self.outcome.judged
+        met = sum(row.agrees is True for row in judged)
+        return f"{met} of {len(judged)} as in the paper" if judged else "no range to meet"
 
     def save(self, folder: Path) -> None:
         """Write ``folder/PAPER/ENTRY/outcome.json`` in one step."""
@@ -51,30 +59,71 @@ class Record:
 
 
 def run(entry: Entry, settings: Settings) -> Record:
-    """Compute an entry."""
+    """Compute an entry.
+
+    ``settings.work`` keeps how long each run took, also of those that were stopped: the total of a
+    record is the time that all runs together spent on it.
+    """
     if settings.scale not in entry.scales:
         msg = (
             f"reproduce: {entry.name} has no scale {settings.scale!r}; "
             f"it has {', '.join(entry.scales)}"
         )
         raise CurvescopeError(msg)
+    ledger = settings.work / "seconds" / f"{entry.name}-{settings.scale}-seed{settings.seed}.json"
     begin = time.monotonic()
-    outcome = entry.run(settings)
-    return Record(
+    try:
+        outcome = entry.run(settings)
+    except BaseException:
+        if settings.work.is_dir():  # else nothing is kept that a later run could go on from
+            with suppress(CurvescopeError):  # what stopped the run matters more
+                _book(ledger, time.monotonic() - begin)
+        raise
+    seconds = round(time.monotonic() - begin, 2)
+    spent = _book(ledger, seconds)
+    record = Record(
         entry=entry.name,
         source=entry.source,
         shows=entry.shows,
         scale=settings.scale,
         seed=settings.seed,
-        seconds=round(time.monotonic() - begin, 2),
+        seconds=seconds,
         finished=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         environment=environment(settings.device),
         outcome=outcome,
+        total=round(sum(spent), 2),
+        runs=len(spent),
+    )
+    return described(record, entry)
+
+
+def _book(ledger: Path, seconds: float) -> list[float]:
+    """The seconds of all runs, with these."""
+    spent = list(io.read_json(ledger)["seconds"]) if ledger.is_file() else []
+    spent.append(round(seconds, 2))
+    io.make_folder(ledger.parent)
+    io.write_json(ledger, {"seconds": spent})
+    return spent
+
+
+def described(record: Record, entry: Entry) -> Record:
+    """A record with what the entry says of it now: its words and its checks, not its numbers."""
+    checks = tuple(entry.checks(record.outcome))
+    return replace(
+        record,
+        source=entry.source,
+        shows=entry.shows,
+        subject=entry.subject.get(record.scale, ""),
+        reduced=entry.reduced.get(record.scale, ""),
+        outcome=replace(record.outcome, checks=checks),
     )
 
 
 def load(folder: Path, name: str) -> Record | None:
     """What :meth:`Record.save` wrote for an entry; None if there is nothing.
+
+    Numbers are those of the file. The words about them and the checks are those of the catalogue,
+    where it has the entry.
 
     Raises:
         CurvescopeError: If the file is damaged or of another version.
@@ -84,17 +133,28 @@ def load(folder: Path, name: str) -> Record | None:
         return None
     found = io.read_json(file)
     try:
-        if found.pop("format") != _FORMAT:
+        version = found.pop("format")
+        if version not in (_FORMAT, _EARLIER):
             msg = f"{str(file)!r}: written by another version; --again computes it anew"
             raise CurvescopeError(msg)
         outcome = found["outcome"]
+        pictures = tuple(Picture.from_json(picture) for picture in outcome["pictures"])
+        if version == _EARLIER:
+            pictures = earlier.completed(name, pictures)
         parts = Outcome(
-            rows=tuple(Row(**row) for row in outcome["rows"]),
-            pictures=tuple(Picture.from_json(picture) for picture in outcome["pictures"]),
+            rows=_rows(outcome["rows"]),
+            pictures=pictures,
             numbers=outcome["numbers"],
             notes=tuple(outcome["notes"]),
+            checks=_rows(outcome.get("checks", ())),
         )
-        return Record(**{**found, "outcome": parts})
+        record = Record(**{**found, "outcome": parts})
     except (KeyError, TypeError, AttributeError) as error:
         msg = f"{str(file)!r}: not an outcome of the catalogue ({error}); --again computes it anew"
         raise CurvescopeError(msg) from None
+    entry = next((entry for entry in listing.entries() if entry.name == name), None)
+    return record if entry is None else described(record, entry)
+
+
+def _rows(found: Any) -> tuple[Row, ...]:
+    return tuple(Row(**row) for row in found)

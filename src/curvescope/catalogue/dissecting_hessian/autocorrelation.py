@@ -186,7 +186,7 @@ def _notes(settings: Settings, least: float) -> tuple[str, ...]:
 
 ENTRY = Entry(
     name="dissecting-hessian/autocorrelation",
-    source="DH E.1, F.4: tables 6, 7, 8; first version, fig. 7",
+    source="DH E.1, F.4: tables 6 (others), 7 (others), 8 (others); first version, fig. 7",
     shows="E[xxᵀ] is close to rank one in all networks, and is not with batch norm.",
     cost={
         "smoke": "2 s, embedded digits, networks of width 16",
@@ -194,4 +194,17 @@ ENTRY = Entry(
         "paper": "a GPU; 34 networks to train for 1000 epochs",
     },
     run=run,
+    subject={
+        "smoke": "Inputs of the first counted layer: narrow networks on embedded digits",
+        "small": "Inputs of the first counted layer",
+        "paper": "Inputs of the first counted layer",
+    },
+    reduced={
+        "smoke": "width, data and epochs, one network each",
+        "small": (
+            "one network of each kind instead of five (three with batch norm), 5000 images, 10 "
+            "epochs with momentum instead of 1000 without; LeNet5-(fc1-100) is left out"
+        ),
+        "paper": "LeNet5-(fc1-100) is left out; three networks of the other two widths, not five",
+    },
 )

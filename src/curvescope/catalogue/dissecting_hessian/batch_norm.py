@@ -144,7 +144,7 @@ def _notes(settings: Settings, networks: Group) -> tuple[str, ...]:
 
 ENTRY = Entry(
     name="dissecting-hessian/batch-norm",
-    source="DH F.4: table 8, fig. 27, 28, 29",
+    source="DH F.4: fig. 27, 28, 29; table 8 (LeNet5-BN); first version, fig. 23, 24, 25",
     shows=(
         "Batch norm takes the mean out of the inputs: E[xxᵀ] is no longer close to rank one, and "
         "the peak of the overlap between networks is gone."
@@ -155,4 +155,17 @@ ENTRY = Entry(
         "paper": "3 minutes on a GPU, of which 2 train 3 networks",
     },
     run=run,
+    subject={
+        "smoke": "A narrow LeNet5-BN on embedded digits",
+        "small": "LeNet5-BN on cifar-10",
+        "paper": "LeNet5-BN on cifar-10",
+    },
+    reduced={
+        "smoke": "width, data and epochs, two networks",
+        "small": (
+            "two networks instead of three, curvature over 2000 images; 3 epochs instead of 1000 "
+            "where the work folder has no finished weights"
+        ),
+        "paper": "150 epochs with momentum 0.9 instead of 1000 without",
+    },
 )

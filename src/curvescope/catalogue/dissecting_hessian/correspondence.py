@@ -126,7 +126,7 @@ def _notes(networks: Group) -> tuple[str, ...]:
 
 ENTRY = Entry(
     name="dissecting-hessian/correspondence",
-    source="DH E.3: fig. 14, 15, 16, 17; first version, fig. 10 to 13, 22",
+    source="DH E.3: fig. 14, 15, 16, 17; first version, fig. 3, 10, 11, 12, 13, 22",
     shows=(
         "The first m eigenvectors of a layer go with the first eigenvector of E[xxᵀ], and with "
         "those of E[M] one by one; less so for fc2."
@@ -137,4 +137,14 @@ ENTRY = Entry(
         "paper": "8 minutes on a CPU with the finished weights, one network, 50,000 samples",
     },
     run=run,
+    subject={
+        "smoke": "A narrow LeNet5 on embedded digits",
+        "small": "LeNet5 on cifar-10",
+        "paper": "LeNet5 on cifar-10",
+    },
+    reduced={
+        "smoke": "width, data and epochs",
+        "small": "curvature over 2000 images of 50,000",
+        "paper": "nothing",
+    },
 )

@@ -101,9 +101,9 @@ MNIST_T = Family(
     "dziugaite-roy",
 )
 CIFAR = Family("cifar-10", "LeNet5", "cifar-10", "channel", _PLAIN, 5)
-CIFAR_UNIT = Family(f"{PLACE}/lenet5-unit", "LeNet5", "cifar-10", "unit", _QUICK, 5)
-CIFAR_80 = Family(f"{PLACE}/lenet5-fc1-80", "LeNet5-(fc1-80)", "cifar-10", "unit", _QUICK, 3)
-CIFAR_150 = Family(f"{PLACE}/lenet5-fc1-150", "LeNet5-(fc1-150)", "cifar-10", "unit", _QUICK, 3)
+CIFAR_UNIT = Family(f"{PLACE}/lenet5-unit", "LeNet5", "cifar-10", "unit", _PLAIN, 5)
+CIFAR_80 = Family(f"{PLACE}/lenet5-fc1-80", "LeNet5-(fc1-80)", "cifar-10", "unit", _PLAIN, 3)
+CIFAR_150 = Family(f"{PLACE}/lenet5-fc1-150", "LeNet5-(fc1-150)", "cifar-10", "unit", _PLAIN, 3)
 CIFAR_BN = Family(f"{PLACE}/lenet5-bn", "LeNet5-BN", "cifar-10", "channel", _QUICK, 3)
 
 

@@ -133,7 +133,7 @@ def _panel(study: LayerStudy, same: Tensor) -> Panel:
         xlabel="k",
         ylabel="overlap",
         curves=(
-            Curve.mean("all pairs", None, curves),
+            Curve.mean("all pairs", None, curves, within=(0.0, 1.0)),
             Curve.of("trained alike", None, curves[same].mean(0)),
             Curve.of("trained unlike", None, curves[~same].mean(0)),
         ),
@@ -169,7 +169,7 @@ def _notes(
 
 ENTRY = Entry(
     name="dissecting-hessian/hyperparameters",
-    source="DH E.2.1: fig. 9",
+    source="DH E.2.1: fig. 9; first version, fig. 8",
     shows=(
         "The overlap peaks at the number of outputs also between networks that were trained with "
         "different rates, momentum and weight decay."
@@ -180,4 +180,17 @@ ENTRY = Entry(
         "paper": "a GPU; 15 networks, of which 10 are to be trained for 1000 epochs",
     },
     run=run,
+    subject={
+        "smoke": "A narrow LeNet5 on embedded digits, three ways of training",
+        "small": "LeNet5 on cifar-10, three ways of training",
+        "paper": "LeNet5 on cifar-10, three ways of training",
+    },
+    reduced={
+        "smoke": "width, data and epochs, four networks",
+        "small": (
+            "6 networks instead of 16; two of the three ways with 20,000 images and 8 epochs "
+            "instead of 50,000 and 1000; curvature over 2000 images"
+        ),
+        "paper": "15 networks instead of 16",
+    },
 )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from curvescope.catalogue.dissecting_hessian import panels
 from curvescope.catalogue.dissecting_hessian.families import (
-    CIFAR_UNIT,
+    CIFAR,
     FINISHED,
     MINIATURE,
     MNIST_CENTRED,
@@ -119,24 +119,24 @@ def _trained(settings: Settings) -> tuple[list[Row], dict[str, Any], tuple[Pictu
     digits = group(settings, MNIST_CENTRED)
     k = settings.pick(smoke=12, small=20, paper=60)
     mnist = layer_studies(settings, "mnist-centred", digits, {"fc2": k, "fc3": k})
-    images = group(settings, CIFAR_UNIT)
-    cifar = layer_studies(settings, "lenet5-unit", images, pairs_of_layers(settings))
-    spaces = output_spaces(settings, "lenet5-unit", images)
+    images = group(settings, CIFAR)
+    cifar = layer_studies(settings, "lenet5", images, pairs_of_layers(settings))
+    spaces = output_spaces(settings, "lenet5", images)
     later = [s for study in mnist.values() for s in study.structures]
     linear = [s for layer in LINEAR for s in cifar[layer].structures]
     rows = [
         *panels.autocorrelation_rows("F-200², mean 0", later, TABLE_6_DIGITS),
-        *panels.autocorrelation_rows("LeNet5 fc, [0, 1]", linear, TABLE_6),
-        *panels.autocorrelation_rows("LeNet5 conv2, [0, 1]", cifar["conv2"].structures, TABLE_7),
+        *panels.autocorrelation_rows("LeNet5 fc, mean 0", linear, TABLE_6),
+        *panels.autocorrelation_rows("LeNet5 conv2, mean 0", cifar["conv2"].structures, TABLE_7),
         *(
-            Row(f"overlap with R(S)∖{{S·1}}, {layer}, [0, 1]", float(spaces[layer].mean()), paper)
+            Row(f"overlap with R(S)∖{{S·1}}, {layer}, mean 0", float(spaces[layer].mean()), paper)
             for layer, paper in TABLE_10.items()
         ),
         peak_row(cifar["fc1"], 5),
         peak_row(cifar["conv2"], 2),
     ]
     shown = tuple(panels.between_models(study, name) for name, study in cifar.items())
-    caption = "Overlap between LeNet5 trained on pixels in [0, 1] with momentum."
+    caption = "Overlap between LeNet5 trained on pixels of mean 0."
     numbers = {"mnist": panels.summary(mnist), "cifar": panels.summary(cifar)}
     return rows, numbers, (Picture("overlap", caption, shown),)
 
@@ -147,16 +147,17 @@ NOTES = (
     "PAC-Bayes bounds [0, 1], LeNet5-BN mean zero.",
     "F-200² with inputs of mean zero is that of reproductions/training, with DH's schedule of 1000 "
     "epochs.",
-    "LeNet5 with pixels in [0, 1] was trained with momentum 0.9 and the rate 0.02, falling after "
-    "half of 150 epochs, and is further from DH's tables 6, 7 and 10 than networks with inputs of "
-    "mean zero and DH's schedule (entry overlap-cifar). Scaling and schedule differ at once, so "
-    "that these rows decide nothing; pixels in [0, 1] with 1000 epochs at 0.01 were not tried.",
+    "LeNet5 with pixels of mean zero has DH's schedule, as those with [0, 1] (overlap-cifar and "
+    "per-layer): its rows beside DH's tables 6, 7 and 10 tell what the scaling changes.",
     FINISHED,
 )
 
 ENTRY = Entry(
     name="dissecting-hessian/input-scaling",
-    source="DH tables 6, 7, 10; first version, tables 6 and 8",
+    source=(
+        "DH tables 6 (LeNet5 and F-200²), 7 (LeNet5), 10 (LeNet5); first version, "
+        "tables 6 (first layers), 8 (first layers)"
+    ),
     shows="Which scaling of the pixels DH's numbers belong to, and what others give.",
     cost={
         "smoke": "5 s, embedded digits, narrow networks",
@@ -164,4 +165,14 @@ ENTRY = Entry(
         "paper": "4 minutes on a GPU, of which 3 train networks",
     },
     run=run,
+    subject={
+        "smoke": "A narrow LeNet5 on embedded digits, pixels of mean 0",
+        "small": "LeNet5 on cifar-10, pixels of mean 0",
+        "paper": "LeNet5 on cifar-10, pixels of mean 0",
+    },
+    reduced={
+        "smoke": "width, data and epochs, two networks",
+        "small": "two networks instead of five, curvature over 2000 images",
+        "paper": "nothing",
+    },
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -45,7 +47,7 @@ def run(settings: Settings) -> Outcome:
         own = curves.setdefault(network, [])
         colour, points = len(own) // 2, TABLE_10[network, data]
         own.append(Curve.of(data, (1, 2, 3), share.mean(0), colour=colour))
-        own.append(Curve.of("", (1, 2, 3), points, kind="points", colour=colour))
+        own.append(Curve.of(f"{data}, DH", (1, 2, 3), points, kind="points", colour=colour))
     rows.append(
         Row(
             "least step from a layer to the next",
@@ -56,7 +58,13 @@ def run(settings: Settings) -> Outcome:
         )
     )
     shown = tuple(
-        Panel(title=name, xlabel="layer fc", ylabel="overlap", curves=tuple(own), ylim=(0.0, 1.05))
+        Panel(
+            title=name,
+            xlabel="fully connected layer",
+            ylabel="overlap",
+            curves=tuple(own),
+            ylim=(0.0, 1.05),
+        )
         for name, own in curves.items()
     )
     caption = (
@@ -99,6 +107,25 @@ def _notes(settings: Settings, right: dict[str, float]) -> tuple[str, ...]:
     return (*notes, FINISHED)
 
 
+def _checks(outcome: Outcome) -> Iterator[Row]:
+    """DH: the subspace has a high overlap with the top eigenspace also at the minima."""
+    beside = [row for row in outcome.rows if ", fc" in row.what]
+    printed = [row.paper for row in beside if row.paper is not None]
+    if not printed:
+        return
+    share = sum(row.ours >= 0.5 for row in beside) / len(beside)
+    theirs = sum(value >= 0.5 for value in printed) / len(printed)
+    yield Row(
+        "share of the layers with an overlap of one half or more",
+        share,
+        paper=round(theirs, 3),
+        low=round(theirs, 3) - 0.1,
+        note="DH: “high overlap … at the minima”; range ours",
+    )
+    off = sorted(abs(row.ours - row.paper) for row in beside if row.paper is not None)
+    yield Row("median distance from DH's numbers", off[len(off) // 2], high=0.1, note="range ours")
+
+
 ENTRY = Entry(
     name="dissecting-hessian/output-spaces",
     source="DH H.4: table 10",
@@ -109,4 +136,18 @@ ENTRY = Entry(
         "paper": "a GPU; 40 networks to train for 1000 epochs",
     },
     run=run,
+    subject={
+        "smoke": "Narrow networks on embedded digits",
+        "small": "Overlap of the top eigenspace of E[M] with R(S)∖{S·1}",
+        "paper": "Overlap of the top eigenspace of E[M] with R(S)∖{S·1}",
+    },
+    reduced={
+        "smoke": "width, data and epochs, one network each",
+        "small": (
+            "one network of each kind instead of five, 5000 images, 10 epochs with momentum "
+            "instead of 1000 without"
+        ),
+        "paper": "nothing",
+    },
+    checks=_checks,
 )

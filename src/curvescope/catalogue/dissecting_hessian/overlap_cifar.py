@@ -1,4 +1,4 @@
-"""DH fig. 1, 3, 5a, 6, 14–17, 22, 23 and tables 6, 7, 10: LeNet5 on CIFAR-10, and other widths."""
+"""DH fig. 1a, 3, 5a, 6, 22, 23 and tables 6, 7, 10: LeNet5 on CIFAR-10, and other widths."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from torch import Tensor
 
 from curvescope.catalogue.dissecting_hessian import panels
 from curvescope.catalogue.dissecting_hessian.families import (
-    CIFAR,
     CIFAR_80,
     CIFAR_150,
+    CIFAR_UNIT,
     FINISHED,
     Group,
     group,
@@ -37,9 +37,9 @@ def pairs_of_layers(settings: Settings) -> dict[str, int]:
 
 def run(settings: Settings) -> Outcome:
     """Study all layers of LeNet5."""
-    networks = group(settings, CIFAR)
-    studies = layer_studies(settings, "lenet5", networks, pairs_of_layers(settings))
-    theory = output_spaces(settings, "lenet5", networks)
+    networks = group(settings, CIFAR_UNIT)
+    studies = layer_studies(settings, "lenet5-unit", networks, pairs_of_layers(settings))
+    theory = output_spaces(settings, "lenet5-unit", networks)
     linear = [s for layer in LINEAR for s in studies[layer].structures]
     rows = [
         peak_row(studies["fc1"], 5),
@@ -81,7 +81,8 @@ def output_spaces(settings: Settings, key: str, networks: Group) -> dict[str, Te
         found: dict[str, list[float]] = {}
         for model in networks.models:
             problem = networks.problem(model)
-            for layer, theory in output_hessian_theory(problem, kronecker_factors(problem)).items():
+            factors = kronecker_factors(problem, layers=LINEAR)
+            for layer, theory in output_hessian_theory(problem, factors).items():
                 found.setdefault(layer, []).append(theory.overlap)
         return {layer: torch.tensor(values) for layer, values in found.items()}
 
@@ -125,13 +126,13 @@ def _overlaps(studies: dict[str, LayerStudy]) -> Picture:
     caption = (
         "Overlap of the top eigenspaces of independently trained LeNet5, mean and standard "
         "deviation over pairs, with the curve that the factors' eigenvalues let expect "
-        "(DH fig. 1a, 5, 9, 23)."
+        "(DH fig. 1a, 5a, 23)."
     )
     return Picture("overlap", caption, shown, columns=3)
 
 
 def _ranks(studies: dict[str, LayerStudy]) -> Picture:
-    caption = "Eigenvectors of a layer, as matrices, are close to rank one (DH fig. 1b, 6, 22)."
+    caption = "Eigenvectors of a layer, as matrices, are close to rank one (DH fig. 6, 22)."
     return Picture("rank-one", caption, (panels.rank_one(studies.values()),), columns=1)
 
 
@@ -139,7 +140,7 @@ def _heat(studies: dict[str, LayerStudy], layer: str) -> Picture:
     caption = (
         f"Eigenvectors of {layer} against those of its factors, for the true Hessian and for the "
         "Kronecker product: the first m go with the first eigenvector of E[xxᵀ], and with E[M] "
-        "one by one (DH fig. 3, 14)."
+        "one by one (DH fig. 3)."
     )
     return Picture(f"correspondence-{layer}", caption, panels.correspondences(studies[layer]))
 
@@ -152,20 +153,18 @@ def _approximation(studies: dict[str, LayerStudy]) -> Picture:
 
 def _notes(settings: Settings, networks: Group) -> tuple[str, ...]:
     notes = (
-        f"{len(networks.subjects)} networks with {networks.family.recipe.epochs} epochs, inputs of "
-        f"mean zero in each channel; curvature over {len(networks.data)} samples.",
+        f"{len(networks.subjects)} networks with {networks.family.recipe.epochs} epochs, pixels in "
+        f"[0, 1] as in DH (entry input-scaling); curvature over {len(networks.data)} samples.",
     )
     if settings.scale != "paper":
         return notes
     return (
         *notes,
-        "Lower than DH's, by more than its spread: conv2's λ₁/λ₂ and the overlaps of table 10. A "
-        "likely reason, not proven, is the scaling of the pixels. DH's first version fed LeNet5 "
-        "with [0, 1]; conv2's λ₁/λ₂ is then 29 to 52 before training and 3 to 8 with mean zero "
-        "(entry input-scaling), DH's after training 11 to 27.",
+        "Networks that see pixels of mean zero, and other schedules, are in input-scaling and in "
+        "the README of this paper's reproductions, which says what makes the differences.",
         "fc2 has no peak at m = 84: in all networks only 9 eigenvectors are built on the mean "
-        "input (τ₁₀γ₁ < τ₁γ₂), and the overlap has a shoulder there and a broad maximum at 135; "
-        "the curve expected from the factors has both, its maximum at 180.",
+        "input (τ₁₀γ₁ < τ₁γ₂), and the overlap has a shoulder there and a broad maximum far "
+        "beyond m; the curve expected from the factors has both.",
         FINISHED,
     )
 
@@ -182,19 +181,15 @@ def run_widths(settings: Settings) -> Outcome:
         numbers[family.network] = panels.summary(studies)
     caption = "The overlap of fc1 peaks at its number of outputs, whatever that is (DH fig. 5a)."
     recipe = networks.family.recipe
-    notes: tuple[str, ...] = (
+    notes = (
         f"{len(networks.subjects)} networks of each width, pixels in [0, 1]; momentum "
-        f"{recipe.momentum}, the rate {recipe.lr}, {recipe.epochs} epochs, instead of DH's 1000 "
-        "epochs at 0.01 without momentum.",
+        f"{recipe.momentum:g}, the rate {recipe.lr:g}, {recipe.epochs} epochs (DH: 1000 at 0.01 "
+        "without momentum).",
+        "Where the factors let expect a peak beyond m, theorem F.1's condition does not hold: τ_m "
+        "γ₁ is below τ₁ γ₂, and further eigenvectors mix with those built on the mean input. With "
+        "150 outputs the maximum is flat.",
+        FINISHED,
     )
-    if settings.scale == "paper":
-        notes += (
-            "The peak of 150 outputs comes late. The factors of these networks predict it at 159: "
-            "τ_m γ₁ is about half of τ₁ γ₂, where theorem F.1 wants it larger; with 80 outputs the "
-            "two are about equal, and the peak is in its place. Whether DH's schedule would make "
-            "them equal for 150 was not tried.",
-            FINISHED,
-        )
     return Outcome(tuple(rows), (Picture("widths", caption, tuple(shown)),), numbers, notes)
 
 
@@ -204,7 +199,10 @@ def _renamed(row: Row, network: str) -> Row:
 
 OVERLAP = Entry(
     name="dissecting-hessian/overlap-cifar",
-    source="DH fig. 1, 3, 5, 6, 14, 22, 23; tables 6, 7, 10",
+    source=(
+        "DH fig. 1a (LeNet5), 3, 5a (120 outputs), 6, 22, 23 (LeNet5); tables 6 (LeNet5), "
+        "7 (LeNet5), 10 (LeNet5); first version, fig. 1 (overlap), 5 (120 outputs), 6, 21"
+    ),
     shows=(
         "The overlap between independently trained networks grows up to the number of outputs of "
         "the layer, 120 for fc1 and 16 for conv2, and falls beyond; eigenvectors are of rank one."
@@ -215,10 +213,23 @@ OVERLAP = Entry(
         "paper": "4 minutes on a GPU, of which 3 train 5 networks",
     },
     run=run,
+    subject={
+        "smoke": "A narrow LeNet5 on embedded digits",
+        "small": "LeNet5 on cifar-10",
+        "paper": "LeNet5 on cifar-10",
+    },
+    reduced={
+        "smoke": "width, data and epochs, two networks",
+        "small": (
+            "two networks instead of five, curvature over 2000 images; 3 epochs instead of 1000 "
+            "where the work folder has no finished weights"
+        ),
+        "paper": "nothing",
+    },
 )
 WIDTHS = Entry(
     name="dissecting-hessian/overlap-width",
-    source="DH fig. 5a",
+    source="DH fig. 5a (80 and 150 outputs); first version, fig. 5 (80 and 150 outputs)",
     shows="The peak of the overlap of fc1 moves with the width of fc1, to 80 and to 150.",
     cost={
         "smoke": "4 s, embedded digits, narrow networks",
@@ -226,5 +237,18 @@ WIDTHS = Entry(
         "paper": "4 minutes on a GPU, of which 3 train 6 networks",
     },
     run=run_widths,
+    subject={
+        "smoke": "Narrow LeNet5 of two widths on embedded digits",
+        "small": "fc1 of LeNet5 with 80 and 150 outputs, cifar-10",
+        "paper": "fc1 of LeNet5 with 80 and 150 outputs, cifar-10",
+    },
+    reduced={
+        "smoke": "width, data and epochs, two networks",
+        "small": (
+            "two networks instead of five, curvature over 2000 images; 3 epochs instead of 1000 "
+            "where the work folder has no finished weights; 100 outputs are left out"
+        ),
+        "paper": "three networks instead of five; 100 outputs are left out",
+    },
 )
 ENTRIES = (OVERLAP, WIDTHS)

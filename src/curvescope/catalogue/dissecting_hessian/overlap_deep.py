@@ -172,7 +172,7 @@ def _pictures(name: str, studies: dict[str, LayerStudy], figure: str) -> list[Pi
         f"Overlap of the top eigenspaces of independently trained {name}, with the curve that the "
         f"factors let expect ({figure})."
     )
-    pictures = [Picture(f"overlap-{file}", caption, shown, columns=3)]
+    pictures = [Picture(f"overlap-{file}", caption, shown, columns=3, title=name)]
     if not name.startswith("VGG11"):
         return pictures
     for layer, figures in (("conv5", "12, 25"), ("conv2", "13, 26")):
@@ -180,14 +180,14 @@ def _pictures(name: str, studies: dict[str, LayerStudy], figure: str) -> list[Pi
             f"{layer} of {name}: overlap, eigenvalues of the factors, eigenvectors of the layer "
             f"against those of E[xxᵀ], and their share on its first (DH fig. {figures})."
         )
-        pictures.append(Picture(f"{layer}-{file}", caption, _mixture(studies[layer]), 3))
+        pictures.append(Picture(f"{layer}-{file}", caption, _mixture(studies[layer]), 3, name))
     caption = (
         f"Eigenvectors of the first convolutions of {name} against those of E[xxᵀ], for the true "
         "Hessian and for the Kronecker product (first version of DH, fig. 14 to 16)."
     )
     early = [studies[layer] for layer in ("conv1", "conv2", "conv3") if layer in studies]
     maps = [panel for study in early for panel in panels.correspondences(study)[::2]]
-    return [*pictures, Picture(f"correspondence-{file}", caption, tuple(maps))]
+    return [*pictures, Picture(f"correspondence-{file}", caption, tuple(maps), title=name)]
 
 
 def _mixture(study: LayerStudy) -> tuple[Panel, ...]:
@@ -232,8 +232,8 @@ ENTRIES = (
     Entry(
         name="dissecting-hessian/overlap-vgg",
         source=(
-            "DH E.2.2, E.2.3, F.3.3: fig. 5, 10, 12, 13, 25, 26; tables 6, 7; first version, "
-            "fig. 14 to 16"
+            "DH E.2.2, E.2.3, F.3.3: fig. 5c, 10, 12 (VGG11), 13 (VGG11), 23 (VGG11), 25, 26; "
+            "tables 6 (VGG11), 7 (VGG11); first version, fig. 14, 15, 16"
         ),
         shows=(
             "Most convolutions of VGG11 peak at their number of outputs too; early and delayed "
@@ -245,10 +245,26 @@ ENTRIES = (
             "paper": "a GPU for hours; CIFAR-10 and CIFAR-100, 35 networks for 1000 epochs",
         },
         run=run_vgg,
+        subject={
+            "smoke": "VGG11-W4 on embedded digits",
+            "small": "VGG11-W32 on cifar-10",
+            "paper": "VGG11 on cifar-10 and cifar-100",
+        },
+        reduced={
+            "smoke": "width, data and epochs, two networks",
+            "small": (
+                "of seven variants one, VGG11-W32 on 5000 images of CIFAR-10; two networks instead "
+                "of five, 12 epochs with momentum instead of 1000 without; curvature over 500"
+            ),
+            "paper": "nothing",
+        },
     ),
     Entry(
         name="dissecting-hessian/overlap-resnet",
-        source="DH E.2.2: fig. 5, 11; tables 6, 7",
+        source=(
+            "DH E.2.2: fig. 1a (ResNet18), 5b, 11, 13 (ResNet18), 23 (ResNet18); "
+            "tables 6 (ResNet18), 7 (ResNet18)"
+        ),
         shows="The overlap of ResNet18's later convolutions peaks at their number of outputs.",
         cost={
             "smoke": "4 s, embedded digits, four channels",
@@ -256,5 +272,19 @@ ENTRIES = (
             "paper": "a GPU for hours; CIFAR-100, 15 networks for 1000 epochs",
         },
         run=run_resnet,
+        subject={
+            "smoke": "ResNet18-W4 on embedded digits",
+            "small": "ResNet18-W8 on cifar-10",
+            "paper": "ResNet18 on cifar-100",
+        },
+        reduced={
+            "smoke": "width, data and epochs, two networks, three layers",
+            "small": (
+                "eight channels instead of 48, 64 and 80; 3000 images of CIFAR-10 instead of "
+                "CIFAR-100; two networks instead of five, 12 epochs with momentum instead of 1000 "
+                "without; 9 of 21 layers; curvature over 500 images"
+            ),
+            "paper": "nothing",
+        },
     ),
 )

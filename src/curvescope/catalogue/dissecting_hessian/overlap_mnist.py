@@ -178,7 +178,10 @@ def _notes(settings: Settings, networks: Group, random: Group) -> tuple[str, ...
 
 ENTRY = Entry(
     name="dissecting-hessian/overlap-mnist",
-    source="DH fig. 2a, 2b, 4, 12a, 24; table 6",
+    source=(
+        "DH fig. 2a, 2b, 4, 12 (F-200²), 24; table 6 (F-200²); "
+        "first version, fig. 2, 4, 9 (fc2), 19"
+    ),
     shows=(
         "The Kronecker product has the layer's top eigenvalues and eigenspace; inputs are close to "
         "rank one; fc2 has an early peak of overlap near c − 1."
@@ -189,4 +192,20 @@ ENTRY = Entry(
         "paper": "5 minutes on a GPU, of which 4 train 10 networks",
     },
     run=run,
+    subject={
+        "smoke": "F-24^2 on embedded digits",
+        "small": "F-200^2 on mnist",
+        "paper": "F-200^2 on mnist",
+    },
+    reduced={
+        "smoke": "width 24 instead of 200, 1000 embedded digits, 5 epochs, two networks",
+        "small": (
+            "two networks instead of five, curvature over 2000 digits; 3 epochs instead of 1000 "
+            "where the work folder has no finished weights"
+        ),
+        "paper": (
+            "with random labels 300 epochs with momentum 0.9 instead of 1000 without, which is not "
+            "a minimum; the rest is as in DH"
+        ),
+    },
 )

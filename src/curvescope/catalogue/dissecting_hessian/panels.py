@@ -39,7 +39,7 @@ def comparison(study: LayerStudy, title: str, *, k: int = 50) -> tuple[Panel, Pa
         title=f"{title}: overlap with the approximation",
         xlabel="k",
         ylabel="overlap",
-        curves=(Curve.mean("", None, study.overlap[:, :k]),),
+        curves=(Curve.mean("", None, study.overlap[:, :k], within=(0.0, 1.0)),),
         ylim=(0.0, 1.05),
     )
     return values, share
@@ -48,7 +48,7 @@ def comparison(study: LayerStudy, title: str, *, k: int = 50) -> tuple[Panel, Pa
 def between_models(study: LayerStudy, title: str, *, expected: bool = True) -> Panel:
     """Overlap of independent models, mean and spread over pairs, with what is expected (fig. 5)."""
     curves = study.between.curves
-    shown = [Curve.mean("between models", None, curves)]
+    shown = [Curve.mean("between models", None, curves, within=(0.0, 1.0))]
     if expected:
         ours = study.predicted[:, : curves.shape[1]]
         shown.append(Curve.of("expected from the factors", None, ours.mean(0)))
@@ -95,7 +95,7 @@ def pattern_panels(
             title=f"{layer}: {hessian} and {factor}",
             xlabel="eigenvector of the layer",
             ylabel=f"eigenvector of {factor}",
-            image=Image.of(values, low=0.0, high=1.0),
+            image=Image.of(values, low=0.0, high=1.0, label="correspondence"),
         )
 
     return (

@@ -64,7 +64,7 @@ def _picture(widths: tuple[int, ...], ratio: Tensor, share: Tensor) -> Picture:
         Panel(
             title="overlap of the top c − 1 with R(W)∖{W·1}",
             xlabel="width n",
-            curves=(Curve.mean("", widths, share),),
+            curves=(Curve.mean("", widths, share, within=(0.0, 1.0)),),
             xscale="log",
             ylim=(0.0, 1.05),
         ),
@@ -75,7 +75,7 @@ def _picture(widths: tuple[int, ...], ratio: Tensor, share: Tensor) -> Picture:
 
 ENTRY = Entry(
     name="dissecting-hessian/random-two-layer",
-    source="DH theorem 4.1, H.1",
+    source="DH theorem 4.1, H.1 (no figure)",
     shows="λ_c/λ_{c−1} falls with the width, and the top eigenspace becomes R(W)∖{W·1}.",
     cost={
         "smoke": "2 s",
@@ -83,4 +83,14 @@ ENTRY = Entry(
         "paper": "2 minutes on a CPU",
     },
     run=run,
+    subject={
+        "smoke": "Random two-layer networks, 10 classes",
+        "small": "Random two-layer networks, 10 classes",
+        "paper": "Random two-layer networks, 10 classes",
+    },
+    reduced={
+        "smoke": "widths up to 400 of a limit",
+        "small": "widths up to 1000 of a limit",
+        "paper": "widths up to 3000 of a limit",
+    },
 )

@@ -133,7 +133,7 @@ def _data(settings: Settings, name: str, printed: tuple[int, int, int, int]) -> 
 
 ENTRY = Entry(
     name="dissecting-hessian/structures",
-    source="DH D.1, D.2: tables 2, 3, 4, 5",
+    source="DH D.1, D.2: tables 2, 3, 4, 5; first version, tables 2, 3, 4, 5",
     shows="Data sets and networks have the sizes and the structure that DH prints.",
     cost={
         "smoke": "1 s, embedded digits",
@@ -141,4 +141,14 @@ ENTRY = Entry(
         "paper": "15 s, MNIST, CIFAR-10 and CIFAR-100",
     },
     run=run,
+    subject={
+        "smoke": "Networks and embedded data",
+        "small": "Networks and data sets of DH",
+        "paper": "Networks and data sets of DH",
+    },
+    reduced={
+        "smoke": "embedded digits instead of the data sets",
+        "small": "without CIFAR-100",
+        "paper": "nothing",
+    },
 )

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from curvescope.catalogue.dissecting_hessian.table_9_printed import PRINTED
 from curvescope.catalogue.dissecting_hessian.table_9_rows import Found, row, train_networks
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
 from curvescope.catalogue.pictures import Curve, Panel, Picture
@@ -137,6 +138,7 @@ def _histories(found: Sequence[Found]) -> Picture:
         "optimised; a curvature basis reaches a smaller divergence at a smaller error.",
         (panel("bound", "bound"), panel("error", "stochastic error"), panel("kl", "KL(Q‖P)")),
         columns=3,
+        title=_on(found[0].name),
     )
 
 
@@ -147,7 +149,8 @@ def _variances(found: Sequence[Found]) -> Picture:
         "variance",
         f"{found[0].name}, {layer}: posterior variance against the order of eigenvalues (DH fig. 7 "
         "and 30); in a curvature basis the sharpest directions have the least variance. BASE has "
-        "no eigenvalues: its coordinates are the weights in their order.",
+        "no eigenvalues: its coordinates are the weights in their order."
+        + without([each.method for each in found], found[0].name),
         (
             Panel(
                 xlabel="place by falling eigenvalue", ylabel="posterior variance", curves=curves,
@@ -155,12 +158,32 @@ def _variances(found: Sequence[Found]) -> Picture:
             ),
         ),
         columns=1,
+        title=f"{_on(found[0].name)}, first layer",
     )  # fmt: skip
+
+
+def without(methods: Sequence[str], name: str) -> str:
+    """Which of the paper's methods for a network are not shown.
+
+    >>> without(["BASE", "APPR", "ITER", "ITER.M", "LOCAL"], "T-200^2_10")
+    ' Not computed for this network: ITER(D).'
+    """
+    left = [method for method in PRINTED.get(name, {}) if method not in methods]
+    return f" Not computed for this network: {', '.join(left)}." if left else ""
+
+
+def _on(name: str) -> str:
+    """A network of the table with its data.
+
+    >>> _on("T-600"), _on("T-200^2_10")
+    ('T-600 on mnist, 0–4 against 5–9', 'T-200^2_10 on mnist')
+    """
+    return f"{name} on mnist" if name.endswith("_10") else f"{name} on mnist, 0–4 against 5–9"
 
 
 ENTRY = Entry(
     name="dissecting-hessian/table-9",
-    source="DH tables 1 and 9, fig. 7 and 30",
+    source="DH fig. 7, 30; tables 1, 9; first version, fig. 26; tables 1, 9",
     shows=(
         "A posterior that is diagonal in the eigenbasis of the layers' Hessians gives a smaller "
         "PAC-Bayes bound than one in the standard basis, and its variance is small where the "
@@ -172,4 +195,17 @@ ENTRY = Entry(
         "paper": "15 minutes on an H200, 4 when rows run side by side; MNIST",
     },
     run=run,
+    subject={
+        "smoke": "Small networks on embedded digits",
+        "small": "T-100 and T-50^2_10 on mnist",
+        "paper": "Networks of table 9 on mnist",
+    },
+    reduced={
+        "smoke": "width, data and epochs",
+        "small": "widths of 50 and 100, 60 epochs of optimisation",
+        "paper": (
+            "20 of table 9's 36 rows; SGD with 100 epochs and momentum instead of 1000 without; "
+            "200 to 400 epochs of optimisation instead of 2000 (700 for LOCAL, which is ours)"
+        ),
+    },
 )

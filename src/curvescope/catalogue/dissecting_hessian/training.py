@@ -147,7 +147,7 @@ def _curves(found: Sequence[Course], train: str, test: str) -> tuple[Curve, ...]
 
 ENTRY = Entry(
     name="dissecting-hessian/training",
-    source="DH D.3",
+    source="DH D.3 (no figure)",
     shows="Both networks fit their training data completely.",
     cost={
         "smoke": "2 s, embedded digits",
@@ -155,4 +155,14 @@ ENTRY = Entry(
         "paper": "10 minutes on an H200: 136 s for five F-200², 455 s for five LeNet5",
     },
     run=run,
+    subject={
+        "smoke": "Small networks on embedded digits",
+        "small": "F-200^2 on mnist, LeNet5 on cifar-10",
+        "paper": "F-200^2 on mnist, LeNet5 on cifar-10",
+    },
+    reduced={
+        "smoke": "networks, data and epochs",
+        "small": "15 epochs instead of 1000, two networks of each kind instead of five",
+        "paper": "nothing",
+    },
 )

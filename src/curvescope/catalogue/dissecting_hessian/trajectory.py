@@ -96,7 +96,7 @@ def _picture(epochs: tuple[int, ...], inputs: list[Tensor], outputs: list[Tensor
 
 ENTRY = Entry(
     name="dissecting-hessian/trajectory",
-    source="DH fig. 18, 19; E.4",
+    source="DH E.4: fig. 18, 19; first version, fig. 17, 18",
     shows="Along the whole training E[xxᵀ] is nearly of rank one and E[M] has about c large "
     "eigenvalues.",
     cost={
@@ -105,4 +105,17 @@ ENTRY = Entry(
         "paper": "CIFAR-10, 300 epochs: 2 minutes on an H200",
     },
     run=run,
+    subject={
+        "smoke": "fc1 of a narrow LeNet5 on embedded digits",
+        "small": "fc1 of LeNet5 on 10,000 images of cifar-10",
+        "paper": "fc1 of LeNet5 on cifar-10",
+    },
+    reduced={
+        "smoke": "network, data and epochs",
+        "small": (
+            "10,000 images instead of 50,000, 15 epochs with momentum 0.9 instead of 1000 without; "
+            "factors over 2000 images"
+        ),
+        "paper": "300 epochs instead of 1000",
+    },
 )

@@ -14,6 +14,9 @@ from curvescope.sharpness import SharpnessReport
 BATCH = 128
 """Samples of a batch norm's batch, in training and in train mode."""
 KEY = "flatness-batch-norm"
+EPOCHS = {"smoke": 5, "small": 20, "paper": 30}
+SAMPLES = {"smoke": (384, 256), "small": (2048, 1000), "paper": (10_240, 10_000)}
+"""To train on and held out."""
 _RATIOS = {"train": (30.0, 1e-4 / 2.3e-7), "eval": (1000.0, 4.9e-5 / 9.8e-12)}
 """FF for WideResNet-28x10 on CIFAR-100: λ_max and tr H² / P, regularised over unregularised."""
 
@@ -21,14 +24,14 @@ _RATIOS = {"train": (30.0, 1e-4 / 2.3e-7), "eval": (1000.0, 4.9e-5 / 9.8e-12)}
 def subject(settings: Settings) -> tuple[str, Splits, list[Solution]]:
     """The network's name, its data, and the solutions for each weight decay."""
     network = settings.pick(smoke="F-16-BN", small="VGG11-W16-BN", paper="VGG16-BN")
-    sizes = settings.pick(smoke=(384, 256), small=(2048, 1000), paper=(10_240, 10_000))
+    sizes = settings.pick(**SAMPLES)
     data = solutions.photographs(settings, *sizes)
     recipes = solutions.by_decay(epochs=_epochs(settings), lr=0.05, batch_size=BATCH)
     return network, data, solutions.solve(settings, KEY, network, data[0], recipes)
 
 
 def _epochs(settings: Settings) -> int:
-    return settings.pick(smoke=5, small=20, paper=30)
+    return settings.pick(**EPOCHS)
 
 
 def run(settings: Settings) -> Outcome:
@@ -99,7 +102,9 @@ def _picture(by_mode: Mapping[str, Mapping[str, SharpnessReport]]) -> Picture:
         {
             "λ_max": curves(lambda r: r.hessian.largest.value),
             "tr H² / P": curves(lambda r: r.hessian.mean_square.value),
-            "test accuracy": {"": [solutions.accuracy(r) for r in by_mode["eval"].values()]},
+            "test accuracy, per cent": {
+                "": [solutions.accuracy(r) for r in by_mode["eval"].values()]
+            },
             "‖w‖": {"": [r.weights.norm for r in by_mode["eval"].values()]},
         },
     )
@@ -117,7 +122,7 @@ def _notes(settings: Settings, network: str, samples: int, curvature: int) -> tu
 
 ENTRY = Entry(
     name="flatness/batch-norm",
-    source="FF §4, fig. 6 and 7",
+    source="FF §4: fig. 6 (VGG), 7 (VGG)",
     shows="Weight decay makes a network with batch norm sharper and better; in eval mode, the mode "
     "in which it predicts, by far more than in train mode.",
     cost={
@@ -126,4 +131,18 @@ ENTRY = Entry(
         "paper": "VGG16-BN, 10,240 samples of CIFAR-10, 30 epochs: 90 s on an H200",
     },
     run=run,
+    subject={
+        "smoke": "F-16-BN on embedded digits",
+        "small": "VGG11-W16-BN on cifar-10",
+        "paper": "VGG16-BN on cifar-10",
+    },
+    reduced={
+        "smoke": "network, data and epochs",
+        "small": "a VGG11 16 channels wide instead of WideResNet-28x10, "
+        f"{SAMPLES['small'][0]:,} images of CIFAR-10 instead of 50,000 of CIFAR-100, "
+        f"{EPOCHS['small']} epochs instead of 300, no augmentation; curvature of 512 images",
+        "paper": "VGG16-BN instead of WideResNet-28x10 (that is flatness/wide-resnet), "
+        f"{SAMPLES['paper'][0]:,} images of CIFAR-10 instead of 50,000 of CIFAR-100, "
+        f"{EPOCHS['paper']} epochs instead of 300, no augmentation; curvature of 512 images",
+    },
 )

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
-from curvescope.catalogue.entry import Entry
-from curvescope.catalogue.flatness.weight_decay import Printed, Study, run
+from curvescope.catalogue.entry import Entry, Outcome, Row, Scale
+from curvescope.catalogue.flatness import solutions
+from curvescope.catalogue.flatness.weight_decay import FASTER, Printed, Study, run
 
 CNN = Study(
     name="cnn",
@@ -69,12 +71,58 @@ WIDE = Study(
 )
 
 STUDIES = (CNN, PRERESNET, WIDE)
+_EPOCHS = 300
+"""FF's and PP's."""
+
+
+def checks(study: Study, outcome: Outcome) -> Iterator[Row]:
+    """PP: all Hessian based measures grow with weight decay; the spectral norm does in all."""
+    for mode in study.modes:
+        where = f", {mode} mode" if len(study.modes) > 1 else ""
+        first = mode == study.modes[0]
+        yield solutions.grows(
+            outcome, f"λ_max{where}", paper=study.printed.largest if first else ()
+        )
+        yield solutions.grows(
+            outcome, f"tr H² / P{where}", paper=study.printed.mean_square if first else ()
+        )
+    yield Row(
+        "‖w‖: largest ratio from one weight decay to the next",
+        max(solutions.ratios(outcome.values("‖w‖, weight decay"))),
+        high=1.0,
+        note="PP: sharpness increases where the weight norm decreases",
+    )
+
+
+def subject(study: Study) -> dict[Scale, str]:
+    """What an entry looks at."""
+    return {
+        "smoke": f"{study.networks['smoke']} on embedded digits",
+        "small": f"{study.networks['small']} on cifar-10",
+        "paper": f"{study.networks['paper']} on cifar-100",
+    }
+
+
+def reduced(study: Study) -> dict[Scale, str]:
+    """What is smaller than FF's and PP's."""
+    same = study.networks["small"] == study.title
+    network = "" if same else f"{study.networks['small']} instead of {study.title}, "
+    faster = f"weight decays {FASTER} times theirs"
+    return {
+        "smoke": "network, data and epochs",
+        "small": f"{network}640 images of CIFAR-10 at a third of their resolution instead of "
+        f"50,000 of CIFAR-100, {study.epochs['small']} epochs instead of {_EPOCHS}, {faster}, no "
+        "augmentation; curvature of 128 images, 25 Lanczos steps instead of 100",
+        "paper": f"2,000 images of CIFAR-100 instead of 50,000, {study.epochs['paper']} epochs "
+        f"instead of {_EPOCHS}, {faster}, no augmentation; curvature of 256 images, 50 Lanczos "
+        "steps instead of 100",
+    }
 
 
 ENTRIES: tuple[Entry, ...] = (
     Entry(
         name="flatness/cnn",
-        source="FF §4, fig. 4",
+        source="FF §4: fig. 4",
         shows="Weight decay makes a plain convolutional network sharper, and its loss gap smaller.",
         cost={
             "smoke": "2 s, 192 embedded digits, LeNet5",
@@ -82,10 +130,13 @@ ENTRIES: tuple[Entry, ...] = (
             "paper": "All-CNN-C, 2,000 images of CIFAR-100, 60 epochs: 60 s on an H200",
         },
         run=partial(run, CNN),
+        subject=subject(CNN),
+        reduced=reduced(CNN),
+        checks=partial(checks, CNN),
     ),
     Entry(
         name="flatness/preresnet",
-        source="FF §4, fig. 5",
+        source="FF §4: fig. 5",
         shows="The unregularised residual network is flatter in both measures, and worse.",
         cost={
             "smoke": "4 s, 192 coarse embedded digits, PreResNet-11",
@@ -93,10 +144,13 @@ ENTRIES: tuple[Entry, ...] = (
             "paper": "PreResNet-164, 2,000 images of CIFAR-100, 40 epochs: 150 s on an H200",
         },
         run=partial(run, PRERESNET),
+        subject=subject(PRERESNET),
+        reduced=reduced(PRERESNET),
+        checks=partial(checks, PRERESNET),
     ),
     Entry(
         name="flatness/wide-resnet",
-        source="FF §4, fig. 6 and 7; PP fig. 1",
+        source="FF §4: fig. 6, 7; PP fig. 1",
         shows="The unregularised wide residual network is flatter by far, most of all with batch "
         "norms in eval mode, and worse.",
         cost={
@@ -105,5 +159,8 @@ ENTRIES: tuple[Entry, ...] = (
             "paper": "WideResNet-28x10, 2,000 images of CIFAR-100, 30 epochs: 200 s on an H200",
         },
         run=partial(run, WIDE),
+        subject=subject(WIDE),
+        reduced=reduced(WIDE),
+        checks=partial(checks, WIDE),
     ),
 )

@@ -18,6 +18,8 @@ from curvescope.problem import Problem
 from curvescope.sharpness import DegeneracyHistory, rank_history
 from curvescope.training import Recipe, load_weights, train
 
+EPOCHS = {"smoke": 4, "small": 12, "paper": 12}
+SAMPLES = {"smoke": 400, "small": 5000, "paper": 10_240}
 PREDICTED = 0.9639
 """FF: at least this share at zero, for VGG-16 on CIFAR-10 with 1.6 · 10⁷ parameters."""
 
@@ -58,12 +60,12 @@ class Plan:
 
 def plain(settings: Settings) -> Plan:
     """FF's VGG-16, or what stands for it."""
-    samples = settings.pick(smoke=400, small=5000, paper=10_240)
+    samples = settings.pick(**SAMPLES)
     return Plan(
         "flatness-degeneracy",
         settings.pick(smoke="F-20^2", small="LeNet5", paper="VGG16"),
         solutions.photographs(settings, samples, 100)[0],
-        recipe_with_checkpoints(settings, settings.pick(smoke=4, small=12, paper=12)),
+        recipe_with_checkpoints(settings, settings.pick(**EPOCHS)),
         settings.pick(smoke=100, small=500, paper=512),
         settings.pick(smoke=30, small=100, paper=100),
     )
@@ -126,23 +128,24 @@ def _rows(history: DegeneracyHistory) -> tuple[Row, ...]:
 
 def _picture(history: DegeneracyHistory) -> Picture:
     epochs = [p.epoch for p in history.points]
-    mass = Panel(
-        title="mass at zero",
-        xlabel="epoch",
-        curves=(
-            Curve.of("G, nearest", epochs, [p.gauss_newton.nearest.value for p in history.points]),
-            Curve.of("H, nearest", epochs, [p.hessian.nearest.value for p in history.points]),
-            Curve.of("H, two nearest", epochs, [p.hessian.pair.value for p in history.points]),
-            Curve.of("rank bound", epochs, [max(history.predicted, 0.0) for _ in epochs]),
-        ),
-    )
+    points = history.points
+    masses = [
+        Curve.of("G, nearest", epochs, [p.gauss_newton.nearest.value for p in points], colour=0),
+        Curve.of("H, nearest", epochs, [p.hessian.nearest.value for p in points], colour=1),
+        Curve.of("H, two nearest", epochs, [p.hessian.pair.value for p in points], colour=2),
+    ]
+    if history.predicted > 0:  # else it is no bound
+        bound = [history.predicted for _ in epochs]
+        masses.append(Curve.of("FF's rank bound, at least", epochs, bound, colour=3))
+    mass = Panel(xlabel="epoch", ylabel="mass at zero", curves=tuple(masses))
+    nearest = [abs(p.gauss_newton.nearest_value) for p in points]
+    pair = [abs(p.hessian.pair_value) for p in points]
     place = Panel(
-        title="where it sits",
         xlabel="epoch",
-        ylabel="|Ritz value|",
+        ylabel="|Ritz value| where it sits",
         curves=(
-            Curve.of("G", epochs, [abs(p.gauss_newton.nearest_value) for p in history.points]),
-            Curve.of("H, two nearest", epochs, [abs(p.hessian.pair_value) for p in history.points]),
+            Curve.of("G, nearest", epochs, nearest, colour=0),
+            Curve.of("H, two nearest", epochs, pair, colour=2),
         ),
         yscale="log",
     )
@@ -153,9 +156,33 @@ def _picture(history: DegeneracyHistory) -> Picture:
     )
 
 
+def _checks(outcome: Outcome) -> Iterator[Row]:
+    """FF app. D.1: the degeneracy is extremely high; that of G sits nearer to zero than H's."""
+    masses = {name: outcome.values(f"mass of {name}") for name in ("G", "H")}
+    for name, found in masses.items():
+        yield Row(
+            f"mass of {name} at zero, least of all epochs",
+            min(found),
+            paper=PREDICTED,
+            low=0.5,
+            note="“rank degeneracy is extremely high”: most of the spectrum; range ours",
+        )
+    points = outcome.numbers["points"]
+    ratios = [
+        abs(p["gauss_newton"]["nearest_value"]) / max(abs(p["hessian"]["pair_value"]), 1e-30)
+        for p in points
+    ]
+    yield Row(
+        "|Ritz value| at zero, that of G over that of H, largest of all epochs",
+        max(ratios),
+        high=1.0,
+        note="of H “we do not get as close to the GPU precision threshold”",
+    )
+
+
 ENTRY = Entry(
     name="flatness/degeneracy",
-    source="FF §3.2, fig. 1; app. D, fig. 11 (VGG) and 12",
+    source="FF §3.2, app. D: fig. 1b, 1c, 1d, 11 (VGG), 12",
     shows="Most of the spectrum sits at zero throughout training, more than the rank bound says.",
     cost={
         "smoke": "3 s, embedded digits",
@@ -163,4 +190,19 @@ ENTRY = Entry(
         "paper": "VGG16, 10,240 samples of CIFAR-10, 12 epochs: 60 s on an H200",
     },
     run=run,
+    subject={
+        "smoke": "F-20^2 on embedded digits",
+        "small": "LeNet5 on cifar-10",
+        "paper": "VGG16 on cifar-10",
+    },
+    reduced={
+        "smoke": "network, data and epochs",
+        "small": f"LeNet5 instead of VGG-16, {SAMPLES['small']:,} images of CIFAR-10 instead of "
+        f"50,000 of CIFAR-10 (fig. 1) and CIFAR-100 (fig. 11, 12), {EPOCHS['small']} epochs "
+        "instead of 300 and 225; curvature of 500 images",
+        "paper": f"{SAMPLES['paper']:,} images of CIFAR-10 instead of 50,000 of CIFAR-10 (fig. 1) "
+        f"and CIFAR-100 (fig. 11, 12), {EPOCHS['paper']} epochs instead of 300 and 225; curvature "
+        "of 512 images",
+    },
+    checks=_checks,
 )

@@ -17,15 +17,18 @@ from curvescope.training import Recipe
 PRINTED = {"train": (1.43e-5, 1.55e-3), "eval": (7.7e-7, 0.012)}
 """FF's tr H² / P on CIFAR-10 for SGD and Gadam, by the mode of the batch norms."""
 MODES = ("train", "eval")
+EPOCHS = {"smoke": 6, "small": 20, "paper": 20}
+SAMPLES = {"smoke": (384, 256), "small": (2048, 1000), "paper": (10_240, 10_000)}
+"""To train on and held out."""
 BATCH = 128
 
 
 def run(settings: Settings) -> Outcome:
     """Train with both, measure in both modes, compare."""
     network = settings.pick(smoke="F-16-BN", small="VGG11-W16-BN", paper="VGG16-BN")
-    sizes = settings.pick(smoke=(384, 256), small=(2048, 1000), paper=(10_240, 10_000))
+    sizes = settings.pick(**SAMPLES)
     data = solutions.photographs(settings, *sizes)
-    epochs = settings.pick(smoke=6, small=20, paper=20)
+    epochs = settings.pick(**EPOCHS)
     names = recipes(epochs)
     found = solutions.solve(settings, "flatness-optimisers", network, data[0], names)
     curvature = settings.pick(smoke=256, small=512, paper=512)
@@ -135,9 +138,7 @@ def _picture(reports: dict[tuple[str, str], SharpnessReport]) -> Picture:
             )
             for (name, mode), r in reports.items()
         )
-        return Panel(
-            xlabel=title, ylabel="test error, per cent", curves=curves, xscale="log", title=title
-        )
+        return Panel(xlabel=title, ylabel="test error, per cent", curves=curves, xscale="log")
 
     return Picture(
         "sharpness-and-error",
@@ -164,7 +165,7 @@ def _notes(
 
 ENTRY = Entry(
     name="flatness/optimisers",
-    source="FF §5, fig. 9",
+    source="FF §5: fig. 9",
     shows="Gadam finds sharper solutions than SGD, and they generalise better.",
     cost={
         "smoke": "4 s, 384 embedded digits",
@@ -172,4 +173,17 @@ ENTRY = Entry(
         "paper": "VGG16-BN, 10,240 samples of CIFAR-10, 20 epochs: 50 s on an H200",
     },
     run=run,
+    subject={
+        "smoke": "F-16-BN on embedded digits",
+        "small": "VGG11-W16-BN on cifar-10",
+        "paper": "VGG16-BN on cifar-10",
+    },
+    reduced={
+        "smoke": "network, data and epochs",
+        "small": f"a VGG11 16 channels wide instead of VGG-16, {SAMPLES['small'][0]:,} images "
+        f"instead of 50,000, {EPOCHS['small']} epochs instead of 300, no augmentation; curvature "
+        "of 512 images",
+        "paper": f"{SAMPLES['paper'][0]:,} images instead of 50,000, {EPOCHS['paper']} epochs "
+        "instead of 300, no augmentation; curvature of 512 images",
+    },
 )

@@ -20,6 +20,7 @@ from curvescope.operators.hessian import Hessian
 from curvescope.training import Fit, Trained, train
 
 KEY = "flatness-optimisers-100"
+EPOCHS = {"smoke": 6, "small": 30, "paper": 40}
 DECAYS = (5e-4, 0.25)
 """FF's weight decay of SGD and decoupled one of Gadam on CIFAR-100."""
 MEAN_SQUARE = {"train": (0.0001, 0.02), "eval": (1.3e-5, 0.04)}
@@ -46,7 +47,7 @@ def run(settings: Settings) -> Outcome:
     """Train with both, compute the spectra in both modes, compare."""
     name = settings.pick(smoke="F-16-BN", small="VGG11-W32-BN", paper="VGG16-BN")
     data = _data(settings)
-    epochs = settings.pick(smoke=6, small=30, paper=40)
+    epochs = settings.pick(**EPOCHS)
     size = settings.pick(smoke=64, small=64, paper=BATCH)
     made = recipes(epochs, decays=DECAYS, batch_size=size)
     found = {}
@@ -207,7 +208,7 @@ def _notes(settings: Settings, name: str, data: Splits, epochs: int) -> tuple[st
 
 ENTRY = Entry(
     name="flatness/optimisers-100",
-    source="FF §5, fig. 8 and 10",
+    source="FF §5: fig. 8, 10",
     shows="On CIFAR-100 Gadam's solution is sharper than SGD's in both modes of the batch norms, "
     "and generalises better.",
     cost={
@@ -216,4 +217,17 @@ ENTRY = Entry(
         "paper": "VGG16-BN, 4,000 images of CIFAR-100, 40 epochs: 60 s on an H200",
     },
     run=run,
+    subject={
+        "smoke": "F-16-BN on embedded digits",
+        "small": "VGG11-W32-BN on 20 classes of cifar-100",
+        "paper": "VGG16-BN on cifar-100",
+    },
+    reduced={
+        "smoke": "network, data and epochs",
+        "small": "a VGG11 32 channels wide instead of VGG-16, 800 images of 20 classes instead of "
+        f"50,000 of 100, {EPOCHS['small']} epochs instead of 300, no augmentation; curvature of "
+        "256 images, 40 Lanczos steps instead of 100",
+        "paper": f"4,000 images instead of 50,000, {EPOCHS['paper']} epochs instead of 300, no "
+        "augmentation; curvature of 512 images",
+    },
 )

@@ -63,8 +63,9 @@ def run(settings: Settings) -> Outcome:
     ]
     panels = [
         Panel(
-            title=f"{name}: λ_max(H)",
+            title=name,
             xlabel="α",
+            ylabel="λ_max(H)",
             curves=(Curve.of("measured", FACTORS, [p.largest for p in found]),),
             xscale="log",
             yscale="log",
@@ -73,8 +74,9 @@ def run(settings: Settings) -> Outcome:
     ]
     panels.append(
         Panel(
-            title="FF's example: tr H",
+            title="FF's example",
             xlabel="α",
+            ylabel="tr H",
             curves=(Curve.of("closed form", FACTORS, traces),),
             xscale="log",
             yscale="log",
@@ -169,7 +171,7 @@ def _rows(name: str, points: list[Point]) -> list[Row]:
 
 ENTRY = Entry(
     name="flatness/rescaling",
-    source="FF §2; PP §3",
+    source="FF §2, PP §3 (no figure)",
     shows="Rescaling two consecutive layers by α and 1/α leaves the loss within rounding and moves "
     "the Hessian's eigenvalues by the predicted factors.",
     cost={
@@ -178,4 +180,14 @@ ENTRY = Entry(
         "paper": "MNIST and CIFAR-10: ten minutes on two cores",
     },
     run=run,
+    subject={
+        "smoke": "Two layers rescaled by α and 1/α, embedded digits",
+        "small": "Two layers rescaled by α and 1/α, mnist and cifar-10",
+        "paper": "Two layers rescaled by α and 1/α, mnist and cifar-10",
+    },
+    reduced={
+        "smoke": "data and epochs; the paper has the argument alone, no experiment",
+        "small": "nothing: the papers have the argument alone, no experiment",
+        "paper": "nothing: the papers have the argument alone, no experiment",
+    },
 )

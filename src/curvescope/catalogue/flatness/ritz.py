@@ -82,5 +82,5 @@ def panel(title: str, spectra: Mapping[str, Ritz]) -> Panel:
             Curve.of(label, spectrum.values[shown], spectrum.masses[shown], kind="points")
         )
     return Panel(
-        title=title, xlabel="Ritz value", ylabel="mass", curves=tuple(curves), yscale="log"
+        title=title, xlabel="Ritz value of H", ylabel="mass", curves=tuple(curves), yscale="log"
     )

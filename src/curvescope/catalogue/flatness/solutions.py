@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from torch.nn.functional import avg_pool2d
 
 from curvescope import io
-from curvescope.catalogue.entry import Row, Settings
+from curvescope.catalogue.entry import Outcome, Row, Settings
 from curvescope.catalogue.pictures import Curve, Panel, Picture
 from curvescope.catalogue.trained import trained
 from curvescope.data import Dataset, dataset
@@ -251,14 +252,34 @@ def increase(
     return Row(f"{what}: last over first", last / first, paper=printed, low=1.0)
 
 
+def ratios(values: Iterable[float]) -> list[float]:
+    """Each value over the one before.
+
+    >>> ratios([1.0, 2.0, 1.0])
+    [2.0, 0.5]
+    """
+    return [b / a for a, b in pairwise(values)]
+
+
+def grows(outcome: Outcome, what: str, *, paper: Sequence[float] = (), note: str = "") -> Row:
+    """The least ratio of a quantity from one weight decay to the next: 1 or more where it grows."""
+    return Row(
+        f"{what}: least ratio from one weight decay to the next",
+        min(ratios(outcome.values(f"{what}, weight decay"))),
+        paper=min(ratios(paper)) if paper else None,
+        low=1.0,
+        note=note,
+    )
+
+
 def sides(
     name: str, caption: str, x: Sequence[float], panels: Mapping[str, Mapping[str, Sequence[float]]]
 ) -> Picture:
     """One panel for each quantity against the weight decay, a curve for each source."""
     made = [
         Panel(
-            title=title,
             xlabel="weight decay / 10⁻⁴",
+            ylabel=title,
             curves=tuple(
                 Curve.of(label, [1e4 * value for value in x], values)
                 for label, values in curves.items()

@@ -230,9 +230,8 @@ def _sides(found: list[Measured]) -> Picture:
     decays = [1e3 * FASTER * m.decay for m in found]
 
     def side(title: str, values: list[float]) -> Panel:
-        return Panel(
-            title=title, xlabel="weight decay / 10⁻³", curves=(Curve.of("", decays, values),)
-        )
+        curve = Curve.of("", decays, values)
+        return Panel(xlabel="weight decay / 10⁻³", ylabel=title, curves=(curve,))
 
     return Picture(
         "error-and-norm",

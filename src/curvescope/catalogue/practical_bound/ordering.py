@@ -132,12 +132,12 @@ def _panels(network: str, measured: list[Measured]) -> list[Panel]:
     gaps = [m.loss_gap for m in measured]
     columns = {
         "tr H + ½‖w‖²": [m.metric.equation_7.value for m in measured],
-        "from one mini-batch": [m.minibatch.value.value for m in measured],
+        "tr H + ½‖w‖² from one mini-batch": [m.minibatch.value.value for m in measured],
         "tr H": [m.metric.trace.value for m in measured],
     }
     return [
         Panel(
-            title=f"{network}: {name}",
+            title=network,
             xlabel=name,
             ylabel="loss gap",
             curves=tuple(
@@ -151,7 +151,7 @@ def _panels(network: str, measured: list[Measured]) -> list[Panel]:
 
 ENTRY = Entry(
     name="practical-bound/ordering",
-    source="PP §5, tables 1 and 5",
+    source="PP §5: tables 1, 5 (VGG)",
     shows="PP's metric tr H + ½‖w‖² falls with the loss gap as weight decay grows; sharpness alone "
     "does not.",
     cost={
@@ -160,4 +160,17 @@ ENTRY = Entry(
         "paper": "F-100 on MNIST, VGG16-BN on CIFAR-10: 50 s on an H200 after flatness/batch-norm",
     },
     run=run,
+    subject={
+        "smoke": "F-100 on embedded digits",
+        "small": "F-100 on mnist, VGG11-W16-BN on cifar-10",
+        "paper": "F-100 on mnist, VGG16-BN on cifar-10",
+    },
+    reduced={
+        "smoke": "data and epochs, the perceptron alone",
+        "small": "table 1: 10 epochs instead of 50; table 5: as flatness/batch-norm at this scale; "
+        "the metric on 1,024 training samples",
+        "paper": "table 1: the metric on 1,024 digits instead of 45,000; table 5: VGG16-BN instead "
+        f"of WideResNet-28x10, {batch_norm.SAMPLES['paper'][0]:,} images of CIFAR-10 instead of "
+        f"50,000 of CIFAR-100, {batch_norm.EPOCHS['paper']} epochs instead of 300",
+    },
 )

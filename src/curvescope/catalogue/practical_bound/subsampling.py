@@ -15,6 +15,12 @@ from curvescope.training import Recipe, load_weights, train
 
 NETWORK = "F-100"
 MATRICES = {"hessian": "H", "ggn": "G"}
+EPOCHS: dict[str, tuple[int, ...]] = {
+    "smoke": (0, 3),
+    "small": (0, 2, 6),
+    "paper": (0, 1, 2, 6, 12),
+}
+"""After which the matrices are looked at."""
 BATCH = 128
 """PP's sub-samples."""
 
@@ -32,7 +38,7 @@ def run(settings: Settings) -> Outcome:
     """Train with checkpoints, study both matrices at each of them."""
     samples = settings.pick(smoke=500, small=5_000, paper=10_000)
     data, _ = solutions.digits(settings, samples, 100)
-    epochs = settings.pick(smoke=(0, 3), small=(0, 2, 6), paper=(0, 1, 2, 6, 12))
+    epochs = settings.pick(**EPOCHS)
     sizes = settings.pick(smoke=(32, 128), small=(32, 128, 512), paper=(32, 128, 512))
     folder = settings.work / "training" / f"practical-bound-subsampling-{settings.scale}"
     g = torch.Generator().manual_seed(settings.seed)
@@ -119,8 +125,8 @@ def _along(matrix: str, power: str, points: list[Point]) -> Panel:
     means = [(s.square_sum if power else s.trace).value for s in batch]
     spread = [s.square_spread if power else s.trace_spread for s in batch]
     return Panel(
-        title=f"tr {matrix}{power}",
         xlabel="epoch",
+        ylabel=f"tr {matrix}{power}",
         curves=(
             Curve.of("all data", epochs, whole),
             Curve.of(
@@ -146,12 +152,13 @@ def _against(matrix: str, power: str, point: Point) -> Panel:
     if power:
         fitted = [study.predicted_square_sum(size) for size in sizes]
         curves.append(Curve.of("formula", sizes, fitted))
-    return Panel(title=f"tr {matrix}{power}", xlabel="B", curves=tuple(curves), xscale="log")
+    label = f"tr {matrix}{power}"
+    return Panel(xlabel="size B of the batch", ylabel=label, curves=tuple(curves), xscale="log")
 
 
 ENTRY = Entry(
     name="practical-bound/subsampling",
-    source="PP fig. 2, eq. 10 to 12",
+    source="PP fig. 2; eq. 10 to 12",
     shows="The trace of a mini-batch's Hessian is that of the whole data but for noise; the trace "
     "of its square is larger.",
     cost={
@@ -160,4 +167,15 @@ ENTRY = Entry(
         "paper": "10,000 digits: ten minutes on two cores",
     },
     run=run,
+    subject={
+        "smoke": "F-100 on embedded digits",
+        "small": "F-100 on mnist",
+        "paper": "F-100 on mnist",
+    },
+    reduced={
+        "smoke": "data and epochs",
+        "small": "5,000 digits, 6 epochs; PP name neither network nor data",
+        "paper": f"10,000 digits of 60,000, {EPOCHS['paper'][-1]} epochs; PP name neither network "
+        "nor data",
+    },
 )

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
+from curvescope.catalogue.entry import SCALES, Entry, Outcome, Row, Scale, Settings
 from curvescope.catalogue.flatness import by_network, solutions
-from curvescope.catalogue.flatness.weight_decay import FASTER, Measured, Study, measured, named
+from curvescope.catalogue.flatness.weight_decay import (
+    FASTER,
+    Measured,
+    Study,
+    measured,
+    named,
+)
 from curvescope.catalogue.pictures import Curve, Panel, Picture
 from curvescope.sharpness.ranks import kendall
 
 TABLES = {"cnn": 2, "preresnet": 4, "wide-resnet": 5}
+_COUNT: dict[Scale, int] = {"smoke": 1, "small": 3, "paper": 3}
 COLUMNS = ("ΔE, points", "ΔL", "tr H / P", "tr H² / P", "‖H‖", "a")
 
 
@@ -55,7 +62,7 @@ def run(settings: Settings) -> Outcome:
 
 
 def _studies(settings: Settings) -> tuple[Study, ...]:
-    return by_network.STUDIES[: settings.pick(smoke=1, small=3, paper=3)]
+    return by_network.STUDIES[: _COUNT[settings.scale]]
 
 
 def _columns(study: Study, found: list[Measured]) -> dict[str, list[float]]:
@@ -105,7 +112,7 @@ def _panels(title: str, ours: dict[str, list[float]]) -> list[Panel]:
 
 ENTRY = Entry(
     name="practical-bound/tables",
-    source="PP §5, tables 2, 3, 4, 5 and 6",
+    source="PP §5: tables 2, 3, 4, 5, 6",
     shows="As weight decay grows the spectral norm of H grows while the gaps fall; PP's metric "
     "falls with them.",
     cost={
@@ -114,4 +121,16 @@ ENTRY = Entry(
         "paper": "seconds after flatness/cnn, preresnet and wide-resnet, else as long as they",
     },
     run=run,
+    subject={
+        "smoke": "LeNet5 on embedded digits",
+        "small": "Three networks on cifar-10",
+        "paper": "Three networks on cifar-100",
+    },
+    reduced={
+        scale: "; ".join(
+            f"{study.title}: {by_network.reduced(study)[scale]}"
+            for study in by_network.STUDIES[: _COUNT[scale]]
+        )
+        for scale in SCALES
+    },
 )

@@ -2,7 +2,9 @@
 
 from curvescope.catalogue.entry import Entry
 from curvescope.catalogue.traces import (
+    anatomy,
     attribution,
+    datasets,
     dynamics,
     features_errors,
     kfac,
@@ -13,7 +15,9 @@ from curvescope.catalogue.traces import (
 )
 
 ENTRIES: tuple[Entry, ...] = (
+    anatomy.ENTRY,
     spectra.ENTRY,
+    *datasets.ENTRIES,
     attribution.ENTRY,
     dynamics.ENTRY,
     features_errors.ENTRY,

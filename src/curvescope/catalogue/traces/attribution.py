@@ -289,7 +289,7 @@ def _notes(settings: Settings, found: Found) -> tuple[str, ...]:
 
 ENTRY = Entry(
     name="traces/attribution",
-    source="TR fig. 5, sec. 6.1",
+    source="TR sec. 6.1: fig. 5",
     shows=(
         "C outliers of G disappear with the class part, the mini-bulk with the cross-class part, "
         "the bulk with the within part; the exact log-spectrum beside the paper's Lanczos."
@@ -300,4 +300,17 @@ ENTRY = Entry(
         "paper": "3 minutes on an H200: VGG11 with 28.2 million parameters, 136 per class",
     },
     run=run,
+    subject={
+        "smoke": "G of F-32^2 on embedded digits",
+        "small": "G of VGG11-W16 on cifar-10",
+        "paper": "G of VGG11 on cifar-10",
+    },
+    reduced={
+        "smoke": "network, data and epochs",
+        "small": (
+            "16 channels, 20 images per class instead of 136, 150 epochs, without batch norm; 512 "
+            "Lanczos steps instead of 2048"
+        ),
+        "paper": "one learning rate instead of the best of 100",
+    },
 )

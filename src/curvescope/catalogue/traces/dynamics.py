@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -164,9 +164,9 @@ def _panel(size: int, epoch: int, cell: Mapping[str, Tensor]) -> Panel:
     spectrum = ExactSpectrum(cell["G"].cpu(), n - len(cell["G"]), "dual", 0)
     edges = subjects.decades({"G": spectrum})
     C = len(cell["class part"])
-    heights = {"class": 0.7, "cross": 1.2, "within": 2.0}
-    groups = {"class": cell["class part"], "cross": cell["between"][C : C * (C - 1)],
-              "within": cell["within"]}  # fmt: skip
+    heights = {"class part": 0.7, "cross part": 1.2, "within part": 2.0}
+    groups = {"class part": cell["class part"], "cross part": cell["between"][C : C * (C - 1)],
+              "within part": cell["within"]}  # fmt: skip
     curves = [subjects.histogram("G", spectrum, edges)]
     for name, values in groups.items():
         shown = values[values > 0].cpu() + subjects.EPS
@@ -174,9 +174,23 @@ def _panel(size: int, epoch: int, cell: Mapping[str, Tensor]) -> Panel:
     return subjects.log_panel(f"{size} per class, epoch {epoch}", tuple(curves))
 
 
+def _checks(outcome: Outcome) -> Iterator[Row]:
+    """Sec. 6.2: class and within part keep their distance, cross and within part do not."""
+
+    def spread(a: str, b: str) -> float:
+        apart = [abs(cell[a] - cell[b]) for cell in outcome.numbers.values()]
+        return max(apart) - min(apart)
+
+    yield Row(
+        "change over all cells of the class–within distance over that of the cross–within one",
+        spread("class", "within") / spread("cross", "within"), high=1.0,
+        note="the former “does not change significantly”, the latter does",
+    )  # fmt: skip
+
+
 ENTRY = Entry(
     name="traces/dynamics",
-    source="TR fig. 6; sec. 6.2",
+    source="TR sec. 6.2: fig. 6",
     shows=(
         "With training the cross-class eigenvalues separate from the bulk, with more examples "
         "they merge; the class part stays where it is."
@@ -187,4 +201,18 @@ ENTRY = Entry(
         "paper": "VGG11 with 28 million parameters, CIFAR-10, 1 minute on an H200",
     },
     run=run,
+    subject={
+        "smoke": "G of F-24 on embedded digits",
+        "small": "G of LeNet5 on mnist",
+        "paper": "G of VGG11 with batch norm on cifar-10",
+    },
+    reduced={
+        "smoke": "network, data and epochs",
+        "small": "LeNet5 instead of VGG11, digits, 5 to 20 per class, 100 epochs",
+        "paper": (
+            "10, 36 and 98 images per class and one learning rate; the paper does not name its "
+            "data and sample sizes"
+        ),
+    },
+    checks=_checks,
 )

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
-from curvescope.catalogue.pictures import Curve, Panel, Picture
+from curvescope.catalogue.pictures import Picture
 from curvescope.catalogue.traces import subjects
-from curvescope.catalogue.traces.perceptron import DATA, Perceptron, difference, perceptron
+from curvescope.catalogue.traces.layer_pictures import layer_pictures
+from curvescope.catalogue.traces.perceptron import DATA, SUBJECT, Perceptron, difference, perceptron
 from curvescope.structure.layers import LayerStatistics, MomentStatistics, layer_statistics
 
-MOST = {"moments": 750, "weights": 150}
-"""Eigenvalues and singular values that the paper shows."""
-_ABSURD = 1e12
+_CLASSES = 10
 _WHISKERS = {"features": "fashion-mnist", "errors": "mnist"}
 """The data whose whiskers the paper draws: the second row of fig. 8 and the first of fig. 10."""
 
@@ -29,7 +30,7 @@ def run(settings: Settings) -> Outcome:
         settings.tell(f"{name}: moments of all layers")
         layers = layer_statistics(subjects.problem(found.subject, found.data))
         rows += _rows(name, list(layers.values()))
-        pictures += _pictures(name, list(layers.values()))
+        pictures += layer_pictures(name, found.name, list(layers.values()))
         weights = class_weights(found)
         numbers[name] = {**_numbers(found, layers), "class weights": weights.tolist()}
         notes.append(
@@ -131,93 +132,24 @@ def _numbers(found: Perceptron, layers: dict[str, LayerStatistics]) -> dict[str,
     return {"training loss": found.loss, "training error": found.error, "layers": listed}
 
 
-# Pictures ---------------------------------------------------------------------------------------
-
-
-def _pictures(data: str, layers: list[LayerStatistics]) -> list[Picture]:
-    C, most = layers[0].classes, MOST["moments"]
-
-    def grid(name: str, caption: str, panels: list[Panel]) -> Picture:
-        return Picture(f"{data}-{name}", f"{data}: {caption}", tuple(panels), columns=4)
-
-    return [
-        _measures(data, layers),
-        grid("features-scatter", "eigenvalues of H against those without class means (fig. 7).",
-             [_scatter(x.name, x.features.without_class, x.features.total, C, most)
-              for x in layers]),
-        grid("features-scree", "spectra of H and of its class part (fig. 8); lines: whiskers.",
-             [_scree(x.name, x.features) for x in layers]),
-        grid("errors-scatter", "eigenvalues of Δ against those without class means (fig. 9a).",
-             [_scatter(x.name, x.errors.without_class, x.errors.total, C, most) for x in layers]),
-        grid("errors-cross", "Δ without class means, against without cross means too (fig. 9b).",
-             [_scatter(x.name, x.errors.without_cross, x.errors.without_class, C * C, most)
-              for x in layers]),
-        grid("errors-scree", "spectra of Δ, of its class part, and with the cross part (fig. 10).",
-             [_scree(x.name, x.errors) for x in layers]),
-        grid("weights-scatter", "singular values of W against those without W_class (fig. 13).",
-             [_scatter(x.name, x.weights.without_class, x.weights.total, C, MOST["weights"])
-              for x in layers]),
-    ]  # fmt: skip
-
-
-def _measures(data: str, layers: list[LayerStatistics]) -> Picture:
-    """Separation and whitening against depth."""
-    panels = []
-    for title, of in (("separation", "separation"), ("ratio of the whiskers", "whitening")):
-        curves = []
+def _checks(outcome: Outcome) -> Iterator[Row]:
+    """TR's sentences about fig. 7 to 10 and 13 for each data set."""
+    for data in outcome.numbers:
         for what in ("features", "errors"):
-            values = [float(getattr(getattr(layer, what), of)) for layer in layers]
-            # Where nothing is left as a bulk, as for the last layer's errors, there is no ratio.
-            kept = [(i + 1, v) for i, v in enumerate(values) if 0 < v < _ABSURD]
-            if kept:
-                curves.append(Curve.of(what, [i for i, _ in kept], [v for _, v in kept]))
-        panels.append(Panel(title=title, xlabel="layer", curves=tuple(curves), yscale="log"))
-    caption = f"{data}: separation and whitening of class means, layer by layer (sec. 7.6, 7.9)."
-    return Picture(f"{data}-measures", caption, tuple(panels))
-
-
-def _scatter(title: str, x: Tensor, y: Tensor, C: int, most: int) -> Panel:
-    """The i-th values of two spectra against each other; those on the diagonal did not move."""
-    x, y = x[:most], y[:most]
-    floor = 1e-14 * float(y[0])
-    alive = (x > floor) & (y > floor)
-    first, rest = alive.clone(), alive.clone()
-    first[C:], rest[:C] = False, False
-    thin = rest.nonzero()[:: max(1, int(rest.sum()) // 150), 0]
-    both = torch.cat([x[alive], y[alive]])
-    ends = [float(both.min()), float(both.max())] if len(both) else [floor, 1.0]
-    curves = (
-        Curve.of("largest", x[first], y[first], kind="points", colour=0),
-        Curve.of("others", x[thin], y[thin], kind="points", colour=1),
-        Curve.of("", ends, ends, colour=6),
-    )
-    return Panel(title=title, xlabel="knocked out", ylabel="whole",
-                 curves=tuple(curve for curve in curves if curve.y),
-                 xscale="log", yscale="log")  # fmt: skip
-
-
-def _scree(title: str, moment: MomentStatistics, most: int = 110) -> Panel:
-    floor = 1e-12 * float(moment.total[0])
-    curves = []
-    for label, values, colour in (
-        ("all", moment.total, 0),
-        ("class and cross", moment.class_and_cross, 6),
-        ("class", moment.class_, 1),
-    ):
-        kept = values[values > floor][:most]
-        if len(kept) and (label != "class and cross" or len(moment.diagonal)):
-            kind = "line" if label == "all" else "points"
-            curves.append(Curve.of(label, None, kept, kind=kind, colour=colour))  # type: ignore[arg-type]
-    for side in moment.whiskers:
-        if side > 0:
-            curves.append(Curve.of("", [1, most], [side, side], colour=2))
-    return Panel(title=title, xlabel="index", ylabel="eigenvalue", curves=tuple(curves),
-                 yscale="log")  # fmt: skip
+            (count,) = outcome.values(f"{data}, {what}: outliers in the last layer")
+            yield Row(f"{data}, {what}: outliers in the last layer are C", count, paper=_CLASSES,
+                      low=_CLASSES, high=_CLASSES, note="“bulk and C outliers”")  # fmt: skip
+        (left,) = outcome.values(f"{data}, errors: C² largest without class means")
+        yield Row(f"{data}, errors of layer 7: C² largest shrink without cross means", left,
+                  high=0.5, note="“the emergence of the C² outliers”; range ours")  # fmt: skip
+        moved = outcome.values(f"{data}, weights of ")[0]
+        yield Row(f"{data}, weights of the last hidden layer: C largest shrink", moved, high=0.8,
+                  note="“C outliers, attributable to W_class”; range ours")  # fmt: skip
 
 
 ENTRY = Entry(
     name="traces/features-errors",
-    source="TR fig. 7, 8, 9, 10, 13; sec. 7.4–7.9, 7.13",
+    source="TR sec. 7.4–7.9, 7.13: fig. 7, 8, 9, 10, 13",
     shows=(
         "C outliers of features and errors come from class means, separate from the bulk and "
         "become alike with depth; the same for weights."
@@ -228,4 +160,17 @@ ENTRY = Entry(
         "paper": "2048 units, 1,351 images per class, 350 epochs, a minute on an H200",
     },
     run=run,
+    subject=SUBJECT,
+    reduced={
+        "smoke": "32 units instead of 2048, embedded images, without CIFAR-10",
+        "small": (
+            "256 units instead of 2048, 300 images per class, 40 epochs, one learning rate instead "
+            "of a sweep; without CIFAR-10"
+        ),
+        "paper": (
+            "one learning rate and one sample size, 1,351 per class, instead of a sweep; without "
+            "CIFAR-10 and without batch norm"
+        ),
+    },
+    checks=_checks,
 )

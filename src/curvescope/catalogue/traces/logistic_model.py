@@ -148,7 +148,7 @@ def _notes(per_class: int) -> tuple[str, ...]:
 
 ENTRY = Entry(
     name="traces/logistic-model",
-    source="TR lemma 8.1, theorem 8.1, sec. 8.2",
+    source="TR lemma 8.1, theorem 8.1, sec. 8.2 (no figure)",
     shows=(
         "The closed form of the expected spectrum, its convergence, and the ratio of outliers to "
         "bulk as a predictor of misclassification."
@@ -159,4 +159,14 @@ ENTRY = Entry(
         "paper": "100,000 samples a class; not run",
     },
     run=run,
+    subject={
+        "smoke": "Canonical classification model, 10 classes",
+        "small": "Canonical classification model, 10 classes",
+        "paper": "Canonical classification model, 10 classes",
+    },
+    reduced={
+        "smoke": "200 samples of each class",
+        "small": "10,000 samples of each class of a limit",
+        "paper": "100,000 samples of each class of a limit",
+    },
 )

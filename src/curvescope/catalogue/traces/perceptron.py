@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from curvescope.catalogue.entry import Settings
+from curvescope.catalogue.entry import Scale, Settings
 from curvescope.catalogue.traces import subjects
 from curvescope.catalogue.trained import Subject
 from curvescope.data import Dataset
 
 DATA = ("mnist", "fashion-mnist")
+SUBJECT: dict[Scale, str] = {
+    "smoke": "Eight-layer perceptron, 32 units, embedded images",
+    "small": "Eight-layer perceptron, 256 units",
+    "paper": "Eight-layer perceptron, 2048 units",
+}
+"""What an entry about its layers looks at, by scale."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -134,9 +134,25 @@ def _notes(subject: Digits, measure: SpectralMeasure) -> tuple[str, ...]:
     )
 
 
+def _checks(outcome: Outcome) -> Iterator[Row]:
+    """Fig. 16: “almost perfectly symmetric”, a power law “with an R² of 0.99”."""
+    (fit,) = outcome.values("R² of the fit")
+    yield Row("R² of the power law, at least", fit, paper=0.99, low=0.95, note="range ours")
+    for what, start in (
+        ("largest over smallest eigenvalue", "largest over smallest"),
+        ("mass of positive over negative eigenvalues", "mass of positive"),
+    ):
+        (ratio,) = outcome.values(start)
+        yield Row(f"{what}, within a tenth", ratio, paper=1.0, low=0.9, high=1.1,
+                  note="“almost perfectly symmetric about the origin”; range ours")  # fmt: skip
+    (mean,) = outcome.values("mean eigenvalue over the root mean square")
+    yield Row("mean eigenvalue over the root mean square, about 0", abs(mean), paper=0.0, high=0.01,
+              note="tr E = 0 for a piecewise linear network; range ours")  # fmt: skip
+
+
 ENTRY = Entry(
     name="traces/tails",
-    source="TR fig. 16; sec. C.7",
+    source="TR sec. C.7: fig. 16",
     shows="The spectrum of E is symmetric and falls like a power of |λ|.",
     cost={
         "smoke": "3 s, embedded digits",
@@ -144,4 +160,21 @@ ENTRY = Entry(
         "paper": "VGG11 with 28 million parameters, 13,510 digits, 1 minute on an H200",
     },
     run=run,
+    subject={
+        "smoke": "Test E of F-24 on embedded digits",
+        "small": "Test E of LeNet5 on mnist",
+        "paper": "Test E of VGG11 with batch norm on mnist",
+    },
+    reduced={
+        "smoke": "network, data and epochs",
+        "small": (
+            "LeNet5 instead of VGG11, 30 digits per class instead of 1,351, 256 Lanczos steps "
+            "instead of 2048"
+        ),
+        "paper": (
+            "100 epochs instead of 200, one learning rate instead of the best of 100; E over 100 "
+            "test digits per class, 512 Lanczos steps instead of 2048"
+        ),
+    },
+    checks=_checks,
 )

@@ -153,7 +153,7 @@ def _panel(values: Tensor, density: Density, label: str, *, scale: float) -> Pan
 
 ENTRY = Entry(
     name="traces/verification",
-    source="TR fig. 15",
+    source="TR app. C: fig. 15",
     shows=(
         "The Lanczos density and log-density lie on the histograms of exact eigenvalues of a "
         "spiked matrix and of one with a power law."
@@ -164,4 +164,14 @@ ENTRY = Entry(
         "paper": "15 s, the same",
     },
     run=run,
+    subject={
+        "smoke": "Random matrices",
+        "small": "Random matrices",
+        "paper": "Random matrices",
+    },
+    reduced={
+        "smoke": "matrices of 300 and 200 rows instead of 2000 and 1000",
+        "small": "nothing",
+        "paper": "nothing",
+    },
 )

@@ -1,4 +1,4 @@
-"""The network of TR fig. 3, 4, 14, 16 and 17: VGG11 on MNIST, trained and measured once for all."""
+"""The network of TR fig. 3, 4, 14 and 16: VGG11 on MNIST, trained and measured once for all."""
 
 from __future__ import annotations
 
