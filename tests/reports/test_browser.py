@@ -79,7 +79,7 @@ def keep(page: Any, name: str) -> None:
 
 
 def has(found: Any, count: int) -> None:
-    """Wait until a locator finds this many: a click returns before the page it leads to is drawn."""
+    """Wait until a locator finds this many: a click returns before the next page is drawn."""
     from playwright.sync_api import expect
 
     expect(found).to_have_count(count)
