@@ -97,6 +97,10 @@ def eigenpairs_of_block(
         pairs = layer_eigenpairs(block(), k, tol=1e-4, generator=generator())
         return {"products": pairs.products, "pairs": (pairs.values, pairs.vectors)}
 
+    def without_onednn() -> dict[str, Any]:
+        with torch.backends.mkldnn.flags(enabled=False):
+            return ours()
+
     def plain() -> dict[str, Any]:
         pairs = cs.eigenpairs(block(), k, tol=1e-4, relative="value", generator=generator())
         return {"products": pairs.products, "pairs": (pairs.values, pairs.vectors)}
@@ -119,6 +123,7 @@ def eigenpairs_of_block(
 
     return {
         "curvescope, layer_eigenpairs": ours,
+        "curvescope, layer_eigenpairs, torch's matrix products": without_onednn,
         "curvescope, eigenpairs": plain,
         "curvescope's block, SciPy eigsh": lambda: by_eigsh(block().to_scipy()),
         "curvlinops' block, SciPy eigsh": curvlinops,

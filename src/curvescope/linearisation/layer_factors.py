@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from curvescope.linearisation.multiply import add_product, multiply
 from curvescope.linearisation.squeeze import Pair, Part, Squeeze
 
 CHUNK_SAMPLES = {"cpu": 512}  # errors that are read twice stay in cache in between
@@ -73,11 +74,11 @@ class Gradients(Factors):
 
     def push(self, v: Tensor, part: Part) -> Tensor:
         """See :class:`Factors`."""
-        return v @ self._part(part).T
+        return multiply(v, self._part(part).T)
 
     def pull(self, u: Tensor, part: Part) -> Tensor:
         """See :class:`Factors`."""
-        return u @ self._part(part)
+        return multiply(u, self._part(part))
 
     def product(self, v: Tensor, part: Part, columns: int | None) -> Tensor:
         """See :class:`Factors`."""
@@ -186,7 +187,9 @@ def _push(e: Tensor, x: Tensor, inside: Pair, c: int) -> Tensor:
         assert b is not None
         y = b.expand(samples * positions, c * m)
     else:
-        y = x @ v.T if b is None else torch.addmm(b, x, v.T)
+        y = multiply(x, v.T)
+        if b is not None:
+            y += b
     # For a single position the change of order moves nothing.
     y = y.view(samples, positions, c, m).transpose(1, 2).reshape(samples, c, positions * m)
     flat = e.reshape(samples, k, positions * m)
@@ -201,7 +204,7 @@ def _add_pull(e: Tensor, x: Tensor, u: Tensor, total: Pair) -> None:
     w = w.transpose(1, 2).reshape(samples * positions, c * m)
     weight, bias = total
     if weight is not None:
-        weight.addmm_(w.T, x.reshape(samples * positions, -1))
+        add_product(weight, w.T, x.reshape(samples * positions, -1))
     if bias is not None:
         bias += w.sum(0)
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from curvescope.linearisation.constant import Known, Smaller, smaller
+from curvescope.linearisation.multiply import add_product, as_convolution, multiply
 from curvescope.linearisation.rules.generic import generic
 from curvescope.linearisation.rules.step import Call, LinearStep, Outputs, lift, rule
 
@@ -67,7 +68,7 @@ class _Condensed(_Product):
             return super()._from_right(tb, start)
         if self._a.axis == 1:
             return _matmul(self._a.matrix, self._a.lines.gather(tb, -2), start)
-        total = self._a.lines.spread(torch.matmul(self._a.matrix, tb), -2)
+        total = self._a.lines.spread(multiply(self._a.matrix, tb), -2)
         return total if start is None else total.add_(start)
 
     def _from_left(self, ta: Tensor, start: Tensor | None) -> Tensor:
@@ -75,7 +76,7 @@ class _Condensed(_Product):
             return super()._from_left(ta, start)
         if self._b.axis == 0:
             return _matmul(self._b.lines.gather(ta, -1), self._b.matrix, start)
-        total = self._b.lines.spread(torch.matmul(ta, self._b.matrix), -1)
+        total = self._b.lines.spread(multiply(ta, self._b.matrix), -1)
         return total if start is None else total.add_(start)
 
     def _add_left(self, total: Tensor, ta: Tensor) -> None:
@@ -90,23 +91,23 @@ class _Condensed(_Product):
 def _matmul(a: Tensor, b: Tensor, start: Tensor | None) -> Tensor:
     """``start + a b`` in fresh memory; ``start`` is a row, or one row per column."""
     if start is None:
-        return torch.matmul(a, b)
-    if a.ndim == 2 and b.ndim == 2:
+        return multiply(a, b)
+    if a.ndim == 2 and b.ndim == 2 and not as_convolution(a, b):
         return torch.addmm(start, a, b)
-    return torch.matmul(a, b).add_(start)
+    return multiply(a, b).add_(start)
 
 
 def _accumulate(total: Tensor, a: Tensor, b: Tensor) -> None:
     """``total += a b``."""
     if total.ndim == 2:
-        total.addmm_(a, b)
+        add_product(total, a, b)
     elif total.ndim == 3 and b.ndim == 2 and a.is_contiguous() and total.is_contiguous():
-        total.flatten(0, 1).addmm_(a.flatten(0, 1), b)
-    elif total.ndim == 3:
+        add_product(total.flatten(0, 1), a.flatten(0, 1), b)
+    elif total.ndim == 3 and not as_convolution(a, b):
         shape = total.shape[:1]
         total.baddbmm_(a.expand(*shape, *a.shape[-2:]), b.expand(*shape, *b.shape[-2:]))
     else:
-        total.add_(torch.matmul(a, b))
+        total.add_(multiply(a, b))
 
 
 @rule(aten.mm.default, aten.bmm.default)
