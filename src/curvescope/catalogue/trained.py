@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -41,6 +41,7 @@ def trained(
     seeds: Sequence[int] = (0,),
     init: str = "pytorch",
     outputs: int | None = None,
+    arrange: Callable[[nn.Module], nn.Module] | None = None,
 ) -> tuple[Subject, ...]:
     """Networks trained by ``recipe``, one for each seed, side by side.
 
@@ -57,12 +58,14 @@ def trained(
         seeds: One network for each.
         init: As for :func:`~curvescope.networks.network`.
         outputs: Of the network; the number of classes by default.
+        arrange: What is done to the network before it is trained.
     """
     outputs = data.classes if outputs is None else outputs
     models = []
     for seed in seeds:
         generator = torch.Generator().manual_seed(seed)
         model = network(name, data.input_shape, outputs, init=init, generator=generator)
+        model = model if arrange is None else arrange(model)
         models.append(model.to(settings.device))
     initial = [
         {key: value.clone() for key, value in model.state_dict().items()} for model in models

@@ -3,6 +3,7 @@
 from curvescope.catalogue.dissecting_hessian import (
     autocorrelation,
     batch_norm,
+    batch_norm_order,
     clustering,
     correspondence,
     full_hessian,
@@ -34,6 +35,7 @@ ENTRIES: tuple[Entry, ...] = (
     hyperparameters.ENTRY,
     *overlap_deep.ENTRIES,
     batch_norm.ENTRY,
+    batch_norm_order.ENTRY,
     autocorrelation.ENTRY,
     per_layer.ENTRY,
     output_spaces.ENTRY,

@@ -8,6 +8,7 @@ of mean zero (the entry ``input-scaling``).
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -47,6 +48,7 @@ class Family:
     seeds: int
     init: str = "pytorch"
     start: int = 0  # the first seed; seeds decide the initial weights
+    after_pooling: bool = False  # whether batch norms come after the pooling, not before
 
     def at(self, settings: Settings) -> Family:
         """The same for the scale: fewer seeds and epochs, at the smoke scale a small network.
@@ -105,6 +107,7 @@ CIFAR_UNIT = Family(f"{PLACE}/lenet5-unit", "LeNet5", "cifar-10", "unit", _PLAIN
 CIFAR_80 = Family(f"{PLACE}/lenet5-fc1-80", "LeNet5-(fc1-80)", "cifar-10", "unit", _PLAIN, 3)
 CIFAR_150 = Family(f"{PLACE}/lenet5-fc1-150", "LeNet5-(fc1-150)", "cifar-10", "unit", _PLAIN, 3)
 CIFAR_BN = Family(f"{PLACE}/lenet5-bn", "LeNet5-BN", "cifar-10", "channel", _QUICK, 3)
+CIFAR_BN_LATE = replace(CIFAR_BN, key=f"{PLACE}/lenet5-bn-after-pooling", after_pooling=True)
 
 
 def scaled(settings: Settings, name: str, inputs: Inputs) -> Dataset:
@@ -164,8 +167,24 @@ def gather(settings: Settings, family: Family, data: Dataset, few: int) -> Group
         family.recipe,
         seeds=range(family.start, family.start + family.seeds),
         init=family.init,
+        arrange=norms_after_pooling if family.after_pooling else None,
     )
     return Group(family, first(data, few), subjects)
+
+
+def norms_after_pooling(model: nn.Module) -> nn.Module:
+    """``conv, ReLU, pool, batch norm`` instead of ``conv, ReLU, batch norm, pool``.
+
+    >>> layers = OrderedDict({"conv1": nn.Conv2d(1, 1, 1), "bn-1": nn.BatchNorm2d(1)})
+    >>> layers["maxpool1"] = nn.MaxPool2d(2)
+    >>> list(dict(norms_after_pooling(nn.Sequential(layers)).named_children()))
+    ['conv1', 'maxpool1', 'bn-1']
+    """
+    layers = list(model.named_children())
+    for place, (name, _) in enumerate(layers):
+        if name.startswith("maxpool") and layers[place - 1][0].startswith("bn-"):
+            layers[place - 1], layers[place] = layers[place], layers[place - 1]
+    return nn.Sequential(OrderedDict(layers))
 
 
 def first(data: Dataset, samples: int) -> Dataset:
