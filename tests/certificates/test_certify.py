@@ -13,6 +13,7 @@ from curvescope.certificates import (
     Certificate,
     Confidence,
     certify,
+    course,
     posterior_method,
 )
 from curvescope.certificates import evaluate as evaluation
@@ -308,6 +309,38 @@ def test_a_killed_certification_goes_on(tmp_path, monkeypatch) -> None:
     assert all(progress.task == "draw" for progress in seen)
     with pytest.raises(CurvescopeError, match="another method, prior or data"):
         run(tmp_path, method=posterior_method("local", epochs=5))
+
+
+@pytest.mark.parametrize("name", ["local", "iter", "base", "iter.m"])
+def test_a_killed_optimisation_goes_on_to_the_same_posterior(tmp_path, monkeypatch, name) -> None:
+    """Bases that are refreshed are built on those before: these are kept as well."""
+    monkeypatch.setattr(course, "EVERY", 0.0)
+    model, initial, data = trained(100)
+    refreshed = {"refresh": 2} if name in ("iter", "iter.m") else {}
+    method = posterior_method(name, epochs=6, batch_size=50, **refreshed)
+    begun = []
+
+    def run(checkpoint=None, progress=None, **changes) -> Certificate:
+        return certify(
+            model, initial, data, generator=seeded(), slack=0.02, checkpoint=checkpoint,
+            progress=progress, **{"method": method, **changes},
+        )  # fmt: skip
+
+    def stop(progress) -> None:
+        if progress.done == 3:
+            raise KeyboardInterrupt
+
+    whole = run()
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, stop)
+    with pytest.raises(CurvescopeError, match="another method, prior or data"):
+        run(tmp_path, method=posterior_method(name, epochs=7))
+    again = run(tmp_path, lambda p: begun.append(p.done) if p.task == "optimise" else None)
+    assert begun == [4, 5, 6]
+    assert again == whole
+    for key, tensor in whole.posterior.tensors().items():
+        assert torch.equal(again.posterior.tensors()[key], tensor), key
+    assert not (tmp_path / "course.safetensors").exists()
 
 
 # What the bound is worth --------------------------------------------------------------

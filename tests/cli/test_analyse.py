@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -84,6 +85,71 @@ def test_ones_own_model_weights_and_data(mine: Path, capsys: pytest.CaptureFixtu
     assert not {"layer-3", "classes"} & set(shown["stages"])
     assert all(check["passed"] for check in shown["checks"])
     assert Path(shown["report"]).is_file()
+
+
+BROKEN = """
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        return 3 * g * ctx.saved_tensors[0] ** 2
+
+class Once(nn.Linear):
+    def forward(self, x):
+        return Cube.apply(super().forward(x))
+
+class Absent(nn.Linear):
+    def forward(self, x):
+        return self.nothing(x)
+
+class Asserts(nn.Linear):
+    def forward(self, x):
+        assert x.shape[1] == 7, "seven, please"
+
+class Undefined(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * float("nan")
+
+def once(): return Once(6, 3)
+def absent(): return Absent(6, 3)
+def asserts(): return Asserts(6, 3)
+def undefined(): return Undefined(6, 3)
+def build(): return nn.Linear(6, 3)
+
+def load(split):
+    X = torch.randn(30, 6, generator=torch.Generator().manual_seed(0))
+    return X, torch.arange(30) % (3 if split == "train" else 4)
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "match"),
+    [
+        ("once", "own_for_cli:load", "cannot be differentiated twice: .* used in the graph.$"),
+        ("absent", "own_for_cli:load", "refused batch 0 .*AttributeError: .*nothing"),
+        ("asserts", "own_for_cli:load", "refused batch 0 .*AssertionError: seven, please"),
+        ("undefined", "own_for_cli:load", "output is NaN or infinite"),
+        ("build", "broken_for_cli:load", "test data: .*3"),
+    ],
+)
+def test_what_cannot_be_analysed_leaves_nothing(
+    mine: Path, capsys: pytest.CaptureFixture[str], model: str, data: str, match: str
+) -> None:
+    (mine / "broken_for_cli.py").write_text(BROKEN)
+    arguments = ["--model", f"broken_for_cli:{model}", "--data", data, "--out", "out"]
+    assert run(["analyse", *arguments, *QUICK]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert re.search(match, said), said
+    assert not (mine / "out").exists()
 
 
 def test_the_american_spelling_and_a_second_run_that_reads(mine: Path, monkeypatch) -> None:

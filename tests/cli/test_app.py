@@ -97,3 +97,22 @@ def test_debug_lets_the_traceback_through(monkeypatch) -> None:
     monkeypatch.setattr(demonstration, "demonstrate", fail)
     with pytest.raises(RuntimeError, match="boom"):
         application.run(["demo", "--debug", "--quiet"])
+
+
+@pytest.mark.parametrize(
+    ("error", "much"),
+    [
+        (RuntimeError("can't allocate memory: you tried to allocate 313599996864 bytes."), "313.6"),
+        (MemoryError(), ""),
+    ],
+)
+def test_too_little_memory_is_no_bug(monkeypatch, capsys, error: Exception, much: str) -> None:
+    def fail(*arguments: object, **settings: object) -> None:
+        raise error
+
+    monkeypatch.setattr(demonstration, "demonstrate", fail)
+    assert run(["demo"]) == 2
+    said = capsys.readouterr().err
+    assert one_sentence(said)
+    asked = f" for {much} GB more" if much else ""
+    assert f"there is not enough memory{asked}; use a smaller network" in said

@@ -12,7 +12,8 @@ from torch import nn
 
 from curvescope import certificates, io
 from curvescope._checks import CurvescopeError
-from curvescope.certificates import Certificate
+from curvescope.certificates import Certificate, course
+from curvescope.certificates.certificate import posterior_file
 from curvescope.cli import app as application
 from curvescope.cli import certify as command
 from curvescope.data import dataset
@@ -65,7 +66,9 @@ def test_a_run_is_certified_and_the_file_verified(folder: Path, capsys) -> None:
     assert certificate.source.data == "mnist-6k-2"
     assert not file.with_suffix(".parts").exists()
     assert run("--verify", file) == 0
-    assert "fresh draws" not in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "fresh draws" not in shown
+    assert "not checked  examples and empirical error" in shown
     assert run("--verify", file, folder, "--device", "cpu") == 0
     verified = capsys.readouterr().out
     assert "fresh draws" in verified
@@ -91,6 +94,23 @@ def test_a_forged_certificate_is_refuted(folder: Path, tmp_path: Path, capsys) -
     io.write_json(place, {**stored, "bound": 0.9 * stored["bound"]})
     assert run("--verify", place) == 1
     assert "refuted" in capsys.readouterr().out
+
+
+def test_without_its_posterior_a_certificate_is_not_verified(
+    folder: Path, tmp_path: Path, capsys
+) -> None:
+    """Anyone could claim another divergence and compute a bound that follows from it."""
+    place = tmp_path / "c.json"
+    run(folder, *QUICK, "--out", place)
+    posterior_file(place).unlink()
+    capsys.readouterr()
+    assert run("--verify", place) == 1
+    shown = capsys.readouterr().out
+    assert "not checked  divergence of the posterior: the posterior's file is missing" in shown
+    assert "consistent, but not verified" in shown
+    assert run("--verify", place, "--json") == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["passed"], found["verified"], len(found["unchecked"])) == (True, False, 2)
 
 
 def test_ones_own_network(tmp_path: Path, monkeypatch, capsys) -> None:
@@ -152,6 +172,22 @@ def test_an_interrupted_certification_goes_on_to_the_same_end(
         )  # it is finished
         assert application.run(arguments) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c.json", "c.safetensors"]
+    assert application.run([*arguments[:-1], str(tmp_path / "whole.json")]) == 0
+    assert Certificate.load(tmp_path / "whole.json") == Certificate.load(out)
+
+
+def test_interrupted_while_it_optimises_it_goes_on(
+    folder: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    monkeypatch.setattr(course, "EVERY", 0.0)
+    out = tmp_path / "c.json"
+    arguments = ["certify", str(folder), *QUICK, "--out", str(out)]
+    with monkeypatch.context() as patch:
+        interrupt_while("optimise", patch)
+        assert application.run(arguments) == 130
+    assert "the same command goes on from there" in capsys.readouterr().err
+    assert (tmp_path / "c.parts" / "course.safetensors").exists()
+    assert application.run(arguments) == 0
     assert application.run([*arguments[:-1], str(tmp_path / "whole.json")]) == 0
     assert Certificate.load(tmp_path / "whole.json") == Certificate.load(out)
 

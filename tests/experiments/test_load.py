@@ -177,6 +177,15 @@ def test_other_data_under_the_same_name_is_refused(tmp_path: Path) -> None:
     assert torch.equal(trained.load_run_data(tmp_path / "run", seed=3).train.X, data.X)
 
 
+def test_a_diverged_run_is_to_be_trained_again(tmp_path: Path) -> None:
+    data = dataset("digits", per_class=5)
+    model = network("F-4", data.input_shape, 10)
+    assert train(model, data, Recipe(seed=0, epochs=2, lr=1e30), folder=tmp_path / "run").diverged
+    words = r"run': the training diverged in epoch \d; train again with a smaller --lr"
+    with pytest.raises(CurvescopeError, match=words):
+        trained.run_config(tmp_path / "run")
+
+
 def test_what_is_no_training_run(tmp_path: Path) -> None:
     with pytest.raises(CurvescopeError, match="is not the folder of a training run; make one"):
         trained.run_config(tmp_path)
@@ -186,3 +195,36 @@ def test_what_is_no_training_run(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"recipe": {}, "data": {}}')
     with pytest.raises(CurvescopeError, match="has no final weights"):
         trained.run_config(tmp_path)
+
+
+LEAVES = """
+import argparse
+import sys
+
+def build():
+    sys.exit(0)
+
+def arguments():
+    return argparse.ArgumentParser().parse_args()
+"""
+
+
+def test_code_that_exits_does_not_take_us_along(here: Path, monkeypatch) -> None:
+    (here / "leaves_for_load.py").write_text(LEAVES)
+    (here / "leaves_at_once.py").write_text("import sys\nsys.exit(0)\n")
+    ours = ["curvescope", "analyse", "--model", "leaves_for_load.py:build"]
+    monkeypatch.setattr(sys, "argv", ours)
+    with pytest.raises(CurvescopeError, match=r"failed when called \(SystemExit: 0\)"):
+        load.load_model("leaves_for_load.py:build")
+    with pytest.raises(CurvescopeError, match=r"cannot be imported \(SystemExit: 0\)"):
+        load.load_model("leaves_at_once.py:build")
+    with pytest.raises(CurvescopeError, match="got Namespace"):
+        load.load_model("leaves_for_load.py:arguments")  # our arguments are not theirs
+    assert sys.argv is ours
+
+
+@pytest.mark.parametrize("y", [np.array(["a", "b"]), np.array([1j, 2.0])])
+def test_targets_that_are_no_numbers(here: Path, y: np.ndarray) -> None:
+    np.savez(here / "odd.npz", X=np.eye(2), y=y)
+    with pytest.raises(CurvescopeError, match=r"y must be numbers.*number the classes"):
+        load.load_data(str(here / "odd.npz"))

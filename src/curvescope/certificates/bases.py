@@ -7,7 +7,7 @@ eigenvector ``u_i v_jᵀ`` of the approximate layer Hessian, with the eigenvalue
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -144,6 +144,23 @@ class Eigenbases:
             pairs.append((U.to(like).contiguous(), V.to(like).contiguous()))
             values.append(torch.outer(mu, nu).reshape(-1).to(like))
         return Bases(self._layout, tuple(pairs)), torch.cat(values)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What the next call builds on, by names."""
+        return {
+            f"known.{block}.{side}.{part}": tensor
+            for (block, side), known in self._known.items()
+            for part, tensor in enumerate(known)
+        }
+
+    def load(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
+        """Go on from what :meth:`tensors` gave; other names are not looked at."""
+        found: dict[tuple[int, int], dict[int, Tensor]] = {}
+        for name, tensor in tensors.items():
+            if name.startswith("known."):
+                block, side, part = (int(number) for number in name.split(".")[1:])
+                found.setdefault((block, side), {})[part] = tensor.to(device)
+        self._known = {place: (known[0], known[1], known[2]) for place, known in found.items()}
 
     def _descending(self, block: int, side: int, matrix: Tensor) -> tuple[Tensor, Tensor]:
         known = self._known.get((block, side))

@@ -74,7 +74,8 @@ def certify(
             ``initial_state``, and certify on the rest, starting from the prior mean.
         prior_data: Other examples that ``initial_state`` was trained on; none of them may be
             among ``data``.
-        checkpoint: A folder in which the posterior and the draws are kept, to go on after a kill.
+        checkpoint: A folder in which the optimisation, the posterior and the draws are kept, to go
+            on after a kill to the same certificate.
         progress: Called with :class:`Progress` after every epoch and between draws.
 
     Raises:
@@ -117,7 +118,7 @@ def certify(
     if found is None:
         found = optimise(
             task.start, task.prior_mean, task.examples, chosen, generator=child,
-            delta=confidence.sample, progress=progress,
+            delta=confidence.sample, progress=progress, course=keep.course,
         )  # fmt: skip
         keep.save(found)
     draws = evaluate(

@@ -46,7 +46,7 @@ class CurvatureBases:
     ) -> None:
         self._model = copy.deepcopy(model).eval()
         self._layout, self._closed = layout, closed
-        self._decompose = Eigenbases(layout)
+        self.decompose = Eigenbases(layout)
         every = -(-len(data[0]) // SAMPLES)  # spread over the data, whose order may mean something
         self._X, self._y = (tensor[::every] for tensor in data)
         if closed:
@@ -59,7 +59,7 @@ class CurvatureBases:
             for name, value in self._layout.state(mean).items():
                 self._model.get_parameter(name).copy_(value)
         factors = self._closed_factors() if self._closed else self._exact_factors()
-        return self._decompose(factors, like=mean)
+        return self.decompose(factors, like=mean)
 
     def _exact_factors(self) -> Factors:
         pieces = list(zip(self._X.split(_CHUNK), self._y.split(_CHUNK), strict=True))

@@ -18,6 +18,7 @@ lengthen a vector on average, would blow it up until the prior mean is worth not
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -196,6 +197,21 @@ class Descent:
             self._theta, self._first, self._second, self._lambda, self._rho, self._rho_second,
             self.errors, self.margin,
         ]  # fmt: skip
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that an epoch changes, by names; the tensors themselves."""
+        named = {f"variable.{i}": t.detach() for i, t in enumerate(self.variables())}
+        for i, pair in enumerate(self.bases.pairs):
+            named |= {} if pair is None else {f"basis.{i}.0": pair[0], f"basis.{i}.1": pair[1]}
+        return named | {
+            "prior": self._prior, "weight": self.weight, "temperature": self.temperature
+        }  # fmt: skip
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from such a state, in place."""
+        for name, tensor in self.state().items():
+            tensor.copy_(state[name])
 
     # Between epochs -----------------------------------------------------------------------
 

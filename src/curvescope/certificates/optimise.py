@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from curvescope._checks import CurvescopeError
 from curvescope.certificates.bases import Bases
 from curvescope.certificates.blocks import Layout
 from curvescope.certificates.bound import complexity
+from curvescope.certificates.course import Course, State
 from curvescope.certificates.curvature import CurvatureBases
 from curvescope.certificates.descent import Descent, Standing
 from curvescope.certificates.divergence import kl_inverse
@@ -72,6 +74,7 @@ def optimise(
     delta: float = 0.025,
     progress: Callable[[Progress], None] | None = None,
     graph: bool = True,
+    course: Course | None = None,
 ) -> Optimised:
     """The posterior that ``method`` finds, starting from the model's weights (DH alg. 1).
 
@@ -87,6 +90,7 @@ def optimise(
         delta: δ of the bound.
         progress: Called after every epoch.
         graph: Whether steps are replayed as a CUDA graph, where there is CUDA.
+        course: Keeps the state now and then; the same call goes on from it to the same posterior.
 
     Raises:
         CurvescopeError: If the optimisation diverges.
@@ -107,10 +111,16 @@ def optimise(
     )  # fmt: skip
     descent.weight.fill_(_FIRST_WEIGHT * samples)
     descent.temperature.fill_(method.temperature * _typical_margin(network, start, data))
-    history = []
+    course = course or Course(None, "")
+    history: list[Point] = []
     with fast_precision(), stepping(descent, graph=graph) as step:
         noise_source = _noise_source(generator, start.device)
-        for epoch in range(method.epochs):
+        journey = _Journey(descent, source, generator, noise_source)
+        kept = course.load()
+        if kept is not None:
+            curvature = journey.load(kept[0])
+            history = [Point(**point) for point in kept[1]]
+        for epoch in range(len(history), method.epochs):
             if source is not None and method.refreshes(epoch):
                 bases, curvature = source(descent.mean)
                 descent.change_basis(bases)
@@ -124,12 +134,41 @@ def optimise(
                 descent.temperature.fill_(method.temperature * (standing.margin or 1.0))
             if method.layer_priors:
                 descent.adapt_priors(min(1.0, _PRIOR_TIMES / method.epochs))
+            course.keep(partial(journey.state, curvature, history))
             if progress is not None:
                 progress(Progress("optimise", epoch + 1, method.epochs, point.bound))
     if method.layer_priors:
         descent.adapt_priors(1.0)
     posterior = Posterior(descent.mean, prior_mean, descent.variance, descent.bases, curvature)
     return Optimised(posterior, descent.standing(0).prior_variances, tuple(history))
+
+
+@dataclass(frozen=True)
+class _Journey:
+    """All that an optimisation carries from one epoch to the next."""
+
+    descent: Descent
+    source: CurvatureBases | None
+    order: torch.Generator
+    noise: torch.Generator
+
+    def state(self, curvature: Tensor, history: list[Point]) -> State:
+        """As tensors and notes, for :class:`~curvescope.certificates.course.Course`."""
+        tensors = self.descent.state() | {"curvature": curvature}
+        tensors |= {"order": self.order.get_state(), "noise": self.noise.get_state()}
+        if self.source is not None:
+            tensors |= self.source.decompose.tensors()
+        return tensors, [asdict(point) for point in history]
+
+    def load(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Take over such tensors; returns the curvature among them."""
+        self.descent.load(tensors)
+        self.order.set_state(tensors["order"])
+        self.noise.set_state(tensors["noise"])
+        device = self.descent.index.device
+        if self.source is not None:
+            self.source.decompose.load(tensors, device)
+        return tensors["curvature"].to(device)
 
 
 def _start(

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from curvescope import io
-from curvescope._checks import CurvescopeError
 from curvescope.certificates.blocks import Layout
+from curvescope.certificates.course import Course, check_key
 from curvescope.certificates.methods import Method
 from curvescope.certificates.optimise import Optimised, Point
 from curvescope.certificates.posterior import Posterior
@@ -37,6 +37,11 @@ class Checkpoint:
             self._folder.mkdir(parents=True, exist_ok=True)
 
     @property
+    def course(self) -> Course:
+        """Where the optimisation is kept on its way."""
+        return Course(self._folder, self._key)
+
+    @property
     def draws(self) -> Path | None:
         """The file of the evaluation's state."""
         return None if self._folder is None else self._folder / "draws.safetensors"
@@ -46,12 +51,7 @@ class Checkpoint:
         if self._folder is None or not (self._folder / "posterior.safetensors").exists():
             return None
         tensors, metadata = io.read_tensors(self._folder / "posterior.safetensors")
-        if metadata.get("key") != self._key:
-            msg = (
-                f"certify(checkpoint): {str(self._folder)!r} belongs to another method, prior or "
-                "data; remove it, or name another folder"
-            )
-            raise CurvescopeError(msg)
+        check_key(self._folder, metadata, self._key)
         found = json.loads(metadata["found"])
         history = tuple(Point(**point) for point in found["history"])
         posterior = Posterior.from_tensors(layout, tensors).to(self._device)
@@ -69,3 +69,4 @@ class Checkpoint:
         io.write_tensors(
             self._folder / "posterior.safetensors", found.posterior.tensors(), metadata
         )
+        self.course.end()

@@ -33,14 +33,25 @@ class Check:
 
 @dataclass(frozen=True)
 class Verification:
-    """The checks of a certificate; it passes when all of them do."""
+    """The checks of a certificate; it passes when all of them do.
+
+    ``unchecked`` says what could not be looked at, and what for. Without the posterior's file any
+    divergence could be claimed: such a certificate may pass and is not ``verified``.
+    """
 
     checks: tuple[Check, ...]
+    unchecked: tuple[str, ...] = ()
+    posterior: bool = True  # whether the posterior was there
 
     @property
     def passed(self) -> bool:
         """Whether nothing is wrong."""
         return all(check.passed for check in self.checks)
+
+    @property
+    def verified(self) -> bool:
+        """Whether nothing is wrong and the divergence was among what was checked."""
+        return self.passed and self.posterior
 
 
 def verify(
@@ -69,10 +80,14 @@ def verify(
     Raises:
         CurvescopeError: If a model is given without data or generator.
     """
-    checks = _arithmetic(certificate)
+    checks, unchecked = _arithmetic(certificate), []
     if certificate.posterior is not None:
         checks.append(_divergence(certificate))
-    if model is not None:
+    else:
+        unchecked.append("divergence of the posterior: the posterior's file is missing")
+    if model is None:
+        unchecked.append("examples and empirical error: these need the network and its data")
+    else:
         where = "verify"
         generator = _checks.generator(where, generator)
         device, dtype = home(where, model)
@@ -83,7 +98,7 @@ def verify(
         detail = "the checksum agrees" if same else "the checksum differs"
         checks.append(Check("examples", same, detail))
         checks.append(_redraw(certificate, model, examples, generator, slack))
-    return Verification(tuple(checks))
+    return Verification(tuple(checks), tuple(unchecked), certificate.posterior is not None)
 
 
 def _arithmetic(certificate: Certificate) -> list[Check]:

@@ -6,6 +6,7 @@ Exit codes: 0 success; 1 a self-check failed, or a bug; 2 the user's mistake; 13
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import Annotated
 
@@ -108,6 +109,11 @@ def run(arguments: list[str]) -> int:
     except Exception as error:
         if debug:
             raise
+        if _about_memory(error):
+            asked = re.search(r"allocate (\d+) bytes", str(error))
+            much = f" for {int(asked[1]) / 1e9:,.1f} GB more" if asked else ""
+            remedy = "use a smaller network or fewer samples"
+            return _complain(f"there is not enough memory{much}; {remedy}", code=2)
         what = f"{type(error).__name__}: {error}"
         return _complain(
             f"unexpected {what} (a bug: --debug shows where; please report it)", code=1
@@ -115,6 +121,13 @@ def run(arguments: list[str]) -> int:
     if code == INTERRUPTED:  # newer parsers return it for ctrl-C
         return _complain("interrupted", code=code)
     return code if isinstance(code, int) else 0
+
+
+def _about_memory(error: Exception) -> bool:
+    """Whether an allocation failed: Python's, or torch's, which has no class for the CPU's."""
+    said = str(error).lower()
+    named = type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError)
+    return named or "can't allocate memory" in said or "not enough memory" in said
 
 
 def _sentence(error: Exception) -> str:

@@ -21,7 +21,7 @@ def check(
     seed: int,
     as_json: bool,
 ) -> None:
-    """Check a certificate and print the outcome; exit with 1 if a claim does not hold.
+    """Check a certificate and print the outcome; exit with 1 unless it is verified.
 
     Args:
         certificate: What is claimed.
@@ -37,10 +37,11 @@ def check(
     )
     if as_json:
         claims = [asdict(claim) for claim in result.checks]
-        typer.echo(json.dumps({"passed": result.passed, "checks": claims}, indent=2))
+        found = {"passed": result.passed, "verified": result.verified, "checks": claims}
+        typer.echo(json.dumps({**found, "unchecked": result.unchecked}, indent=2))
     else:
         show(certificate, result, Console(highlight=False, soft_wrap=True))
-    if not result.passed:
+    if not result.verified:
         raise typer.Exit(1)
 
 
@@ -50,5 +51,10 @@ def show(certificate: Certificate, result: Verification, console: Console) -> No
         mark = "[green]holds[/green]" if claim.passed else "[red]fails[/red]"
         console.print(mark, end=" ")
         console.print(f" {claim.what}: {claim.detail}", markup=False)
+    for missing in result.unchecked:
+        console.print("[yellow]not checked[/yellow]", end=" ")
+        console.print(f" {missing}", markup=False)
     verdict = "[green]verified[/green]" if result.passed else "[red]refuted[/red]"
+    if result.passed and not result.verified:
+        verdict = "[yellow]consistent, but not verified[/yellow]"
     console.print(f"bound {certificate.bound:.4f}: {verdict}")

@@ -27,6 +27,8 @@ from curvescope.experiments.stages import (
 from curvescope.experiments.stages import layers as layer_structure
 from curvescope.experiments.stages.context import Context, Settings, derived
 from curvescope.experiments.store import OpenRun, Outcome, RunDirectory, open_for_work
+from curvescope.linearisation.layers import first_samples
+from curvescope.operators.hessian import Hessian
 from curvescope.problem import Problem
 from curvescope.spectra.control import Progress
 
@@ -49,7 +51,8 @@ def analyse(
     """Measure a network's curvature stage by stage and keep the results in ``out``.
 
     Stages that are finished in ``out`` are read, not computed again; an interrupted one goes on
-    from its last checkpoint. The same seed gives the same numbers, interrupted or not.
+    from its last checkpoint. The same seed gives the same numbers, interrupted or not, up to
+    rounding.
 
     Args:
         problem: The network, its loss and its training data.
@@ -89,7 +92,7 @@ def analyse(
     }
     outputs = overview.outputs(problem)
     if not (Path(out) / "stages" / "overview" / "result.json").exists():
-        problem.check()  # a model that is no function of its weights is refused at once
+        _try_out(problem, test)  # what cannot be analysed is refused before anything is written
 
     def perform(run: OpenRun, stage: str, compute: Compute) -> None:
         own = derived(seed, stage)
@@ -107,6 +110,30 @@ def analyse(
         for stage, compute in plan.items():
             perform(run, stage, compute)
     return RunDirectory(out)
+
+
+def _try_out(problem: Problem, test: Problem | None) -> None:
+    """Refuse a model that is no function of its weights or has no second derivative, and bad data.
+
+    Cost: that of :meth:`Problem.check`, a product on a few samples, a forward pass over the test
+    data.
+    """
+    problem.check()
+    few = first_samples(next(iter(problem.data)))
+    small = Problem(
+        problem.model,
+        [(few.inputs, few.target)],
+        problem.loss,
+        params=list(problem.params.names),
+        mode=problem.mode,
+    )
+    Hessian(small) @ torch.ones(small.params.size, dtype=small.dtype, device=small.device)
+    if test is not None:
+        try:
+            test.value()
+        except CurvescopeError as error:
+            msg = f"test data: {error}"
+            raise CurvescopeError(msg) from error
 
 
 Compute = Callable[[Context], Outcome]

@@ -178,10 +178,11 @@ def _find(where: str, text: str) -> Any:
     """The object that ``module:name`` or ``file.py:name`` stands for."""
     place, _, name = text.rpartition(":")
     try:
-        module = _module(place)
+        with _alone(place):
+            module = _module(place)
     except CurvescopeError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         reason = f"{type(error).__name__}: {error}"
         absent = isinstance(error, ModuleNotFoundError | FileNotFoundError)
         advice = "; run from the folder it lies in" if absent else ""
@@ -194,6 +195,16 @@ def _find(where: str, text: str) -> Any:
             msg = f"{where}: {place!r} has no {name!r}"
             raise CurvescopeError(msg)
     return found
+
+
+@contextmanager
+def _alone(place: str) -> Iterator[None]:
+    """Without our arguments, which a parser in the user's code would take for its own."""
+    ours, sys.argv = sys.argv, [place]
+    try:
+        yield
+    finally:
+        sys.argv = ours
 
 
 def _module(place: str) -> Any:
@@ -215,10 +226,11 @@ def _call(where: str, function: Any, **arguments: Any) -> Any:
         msg = f"{where}: must be a function, got {type(function).__name__}"
         raise CurvescopeError(msg)
     try:
-        return function(**arguments)
+        with _alone(where):
+            return function(**arguments)
     except CurvescopeError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         reason = f"{type(error).__name__}: {error}"
         msg = f"{where}: failed when called ({reason}); it is called without arguments"
         raise CurvescopeError(msg) from error
@@ -257,6 +269,12 @@ def _pair(where: str, arrays: Mapping[str, Any], ending: str) -> tuple[Tensor, T
         raise CurvescopeError(msg)
     if X.ndim < 1 or y.ndim < 1 or len(X) != len(y) or len(X) == 0:
         msg = f"{where}: X{ending} and y{ending} need as many rows, got {X.shape} and {y.shape}"
+        raise CurvescopeError(msg)
+    if y.dtype.kind not in "fiub":
+        msg = (
+            f"{where}: y{ending} must be numbers, classes from 0 on or real targets, got "
+            f"{y.dtype}; number the classes and save it again"
+        )
         raise CurvescopeError(msg)
     targets = torch.from_numpy(y if y.dtype.kind == "f" else y.astype(np.int64))
     return torch.from_numpy(X), targets

@@ -28,7 +28,7 @@ def explain_failure(problem: Problem, batch: Batch | None) -> Iterator[None]:
         text = str(error)
         if isinstance(error, CurvescopeError) or not any(sign in text for sign in _SIGNS):
             raise
-        reason = text.strip().splitlines()[0]
+        reason = text.strip().splitlines()[0].partition(" Set allow_unused")[0]  # advice for us
         culprit = _find(problem, batch or next(iter(problem.data)))
         where = f"module {culprit}" if culprit else "the model"
         msg = f"Problem: {where} cannot be differentiated twice: {reason}"

@@ -24,6 +24,12 @@ from curvescope.problem.params import ParamSpace, Selection
 
 log = logging.getLogger("curvescope")
 
+_MISTAKES = (
+    RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError,
+    ArithmeticError,
+)  # fmt: skip
+"""What a forward raises when it does not fit its inputs; whoever records it may raise others."""
+
 
 class Problem:
     """``L(w) = (1/N) Σ_n ℓ(f(x_n; w), y_n)`` for a model, its data and a choice of variables ``w``.
@@ -140,9 +146,9 @@ class Problem:
         args, kwargs = _arguments(self.model, batch.inputs)
         try:
             result = call_with(self.model, state, args, kwargs)
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            if isinstance(error, CurvescopeError):
-                raise
+        except (CurvescopeError, torch.OutOfMemoryError):
+            raise
+        except _MISTAKES as error:
             raise ModelError(_explain(error, batch, self.dtype)) from error
         z = _tensor_of(result)
         if not z.is_floating_point() or not z.requires_grad:
@@ -205,6 +211,12 @@ class Problem:
             variables = self.variables()
             first = next(iter(self.data))
             a, b = (self.output(variables, first).detach() for _ in range(2))
+        if not bool(torch.isfinite(a).all()):
+            msg = (
+                "Problem.check: the model's output is NaN or infinite for the first batch; look at "
+                "its inputs and weights"
+            )
+            raise CurvescopeError(msg)
         if not _close(a, b):
             msg = f"Problem.check: the model's output is random: {self._random_cause()}"
             raise CurvescopeError(msg)
@@ -320,7 +332,9 @@ def _explain(error: Exception, batch: Batch, dtype: torch.dtype) -> str:
     hint = ""
     if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != dtype:
         hint = f"; the model is {dtype}: convert the data with x.to({dtype})"
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    if not reason or not isinstance(error, RuntimeError | TypeError | ValueError | IndexError):
+        reason = f"{type(error).__name__}{': ' if reason else ''}{reason}"  # KeyError: 'x'
     return f"Problem: the model refused batch {batch.index} ({given}): {reason}{hint}"
 
 

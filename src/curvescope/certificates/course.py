@@ -1,0 +1,66 @@
+"""Where an unfinished optimisation is kept, to go on after a kill as if there had been none."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from curvescope import io
+from curvescope._checks import CurvescopeError
+
+EVERY = 3.0  # seconds between two writes
+
+State = tuple[dict[str, Tensor], Any]
+"""Tensors, and notes that JSON can hold."""
+
+
+def check_key(folder: Path, metadata: Mapping[str, str], key: str) -> None:
+    """Refuse what was kept for another certification."""
+    if metadata.get("key") != key:
+        msg = (
+            f"certify(checkpoint): {str(folder)!r} belongs to another method, prior or data; "
+            "remove it, or name another folder"
+        )
+        raise CurvescopeError(msg)
+
+
+class Course:
+    """A file with the state after some epoch; none at all without a folder.
+
+    Args:
+        folder: Where the file lies.
+        key: Names what the optimisation depends on; a file with another key is refused.
+    """
+
+    def __init__(self, folder: Path | None, key: str) -> None:
+        self._file = None if folder is None else folder / "course.safetensors"
+        self._key, self._written = key, time.monotonic()
+
+    def load(self) -> State | None:
+        """What was kept last."""
+        if self._file is None or not self._file.exists():
+            return None
+        tensors, metadata = io.read_tensors(self._file)
+        check_key(self._file.parent, metadata, self._key)
+        return tensors, json.loads(metadata["notes"])
+
+    def keep(self, state: Callable[[], State]) -> None:
+        """Write the state, unless that was done a moment ago."""
+        if self._file is None or time.monotonic() - self._written < EVERY:
+            return
+        tensors, notes = state()
+        metadata = {"key": self._key, "notes": json.dumps(notes)}
+        io.write_tensors(
+            self._file, {k: t.cpu().contiguous() for k, t in tensors.items()}, metadata
+        )
+        self._written = time.monotonic()
+
+    def end(self) -> None:
+        """The optimisation is finished, and what was kept of it of no use any more."""
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
