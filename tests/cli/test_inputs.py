@@ -12,6 +12,7 @@ from curvescope.cli.app import run
 from curvescope.cli.inputs import choose_device
 
 OWN = """
+import numpy as np
 import torch
 from torch import nn
 
@@ -33,6 +34,9 @@ def load(n):
 
 def splits(split, n):
     return load(n)
+
+def arrays():
+    return np.zeros((9, 6), np.float32), np.arange(9) % 3
 """
 
 
@@ -76,6 +80,7 @@ def test_a_model_that_wants_arguments(capsys, model: str, words: str) -> None:
     [
         ("own_inputs.py:load", "but it is load(n); give n a default"),
         ("own_inputs.py:splits", "but it is splits(split, n); give n a default"),
+        ("own_inputs.py:arrays", "must be torch tensors, got NumPy arrays; convert them with"),
         ("own_inputs.py", "must be an .npz archive, a function as in file.py:load, or the name"),
         ("named.npz", "needs arrays X and y for training and, if there is test data, X_test"),
         ("named.npz", "it holds X_train, y_train"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,11 @@ def test_a_table_and_a_folder(capsys) -> None:
     kept = sorted(path.stem for path in (folder / "weights").iterdir())
     assert kept == ["epoch-00001", "epoch-00002", "final", "initial"]
     assert load_network(folder).spec.name == "F-12"
+
+
+def test_one_epoch_is_singular(capsys) -> None:
+    assert run([*SMALL, "--epochs", "1"]) == 0
+    assert re.search(r"^1 epoch in \d+\.\d s$", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_json_is_all_that_is_printed(capsys) -> None:

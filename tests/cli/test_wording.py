@@ -55,6 +55,7 @@ FILES = ["--weights", "bad.safetensors", "--initial", "bad.safetensors"]
         ([*ANALYSE, "--layers", "fc9"], "--layers: 'fc9' is no linear"),
         ([*ANALYSE, "--weights", "bad.safetensors"], "'bad.safetensors': is not a complete"),
         ([*ANALYSE, "--weights", "none.safetensors"], "'none.safetensors': cannot be read"),
+        ([*ANALYSE, "--weights", "."], "'.': is a folder, but not that of a training run; name a"),
         ([*ANALYSE, "--device", "cuda:77"], "--device 'cuda:77' cannot be used, torch finds only"),
         ([*CERTIFY, *FILES], "'bad.safetensors': is not a complete"),
         ([*CERTIFY, *FILES, "--delta", "2"], "--delta must lie between 0 and 1"),

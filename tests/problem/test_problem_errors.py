@@ -200,6 +200,21 @@ def test_data_that_is_no_data() -> None:
         use(mlp(), [torch.zeros(3, 4, dtype=DOUBLE)])
 
 
+@pytest.mark.parametrize("form", ["pair", "list", "batches", "targets", "inputs", "loader"])
+def test_arrays_are_not_tensors(form: str) -> None:
+    X, y = torch.zeros(5, 4, dtype=DOUBLE), torch.zeros(5, dtype=torch.int64)
+    forms = {
+        "pair": (X.numpy(), y.numpy()),
+        "list": [X.numpy(), y.numpy()],
+        "batches": [(X.numpy(), y.numpy())],
+        "targets": (X, y.numpy()),
+        "inputs": (X.numpy(), y),
+        "loader": iter([(X, y.numpy())]),
+    }
+    with pytest.raises(cs.CurvescopeError, match=r"must be torch tensors, got NumPy arrays; conv"):
+        use(mlp(), forms[form])
+
+
 def test_inputs_and_targets_of_different_lengths() -> None:
     X, y = torch.zeros(5, 4, dtype=DOUBLE), torch.zeros(6, dtype=torch.int64)
     with pytest.raises(cs.CurvescopeError, match=r"(?i)(?=.*5)(?=.*6)"):

@@ -7,8 +7,11 @@ and say what to install. Screenshots go to ``$CURVESCOPE_SCREENSHOTS``, if that 
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -61,14 +64,22 @@ def report(first: RunDirectory) -> str:
     return write_report(first.path, figures=False).as_uri()
 
 
-@pytest.fixture(scope="module")
-def viewer(runs: Path) -> Iterator[Viewer]:
-    with Viewer(runs) as server:
+@contextmanager
+def serving(folder: Path) -> Iterator[Viewer]:
+    with Viewer(folder) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def viewer(runs: Path) -> Iterator[Viewer]:
+    with serving(runs) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def keep(page: Any, name: str) -> None:
@@ -200,6 +211,32 @@ def test_heat_maps_have_numbers_along_both_axes(opened: Open, report: str) -> No
     assert middle == pytest.approx(box["x"] + 2.5 / 8 * box["width"], abs=2)
     assert "true eigenvector" in heat.locator(".heat-x").inner_text()
     assert "the first 8 of 512 true eigenvectors" in heat.locator(".remark").inner_text()
+
+
+WIDE = """(figure) => {
+  const { spec } = figure.drawn, wide = (row) => Array.from({ length: 40 }, (_, j) => row[j % 8]);
+  figure.replaceChildren();
+  figure.drawn = new HeatMap(figure, { ...spec, values: spec.values.map(wide) });
+}"""
+
+
+@pytest.mark.parametrize("width", [380, 1100])
+@pytest.mark.parametrize(("name", "shown"), [("input", "12345678"), ("output", "2 4 6 8 10")])
+def test_numbers_of_rows_stand_beside_their_rows(
+    opened: Open, report: str, name: str, shown: str, width: int
+) -> None:
+    """Few rows of forty columns: the map is lower than the label beside it is long."""
+    heat = opened(report, width=width).locator(f"#chart-layer1-true-{name}")
+    heat.evaluate(WIDE)
+    box, ticks = heat.locator("canvas").bounding_box(), heat.locator(".rows span").all()
+    assert [tick.inner_text() for tick in ticks] == (shown.split() if " " in shown else [*shown])
+    rows, last = int(ticks[-1].inner_text()), box["y"]
+    for tick in ticks:
+        place = tick.bounding_box()
+        middle = box["y"] + (int(tick.inner_text()) - 0.5) / rows * box["height"]
+        assert place["y"] + place["height"] / 2 == pytest.approx(middle, abs=1)
+        assert place["y"] >= last - 1  # none lies over another
+        last = place["y"] + place["height"]
 
 
 def test_knockouts_can_be_told_apart_where_they_lie_over_each_other(
@@ -368,6 +405,34 @@ def test_list_filter_and_comparison(opened: Open, viewer: Viewer) -> None:
     page.get_by_role("link", name="All runs").click()
     page.get_by_role("link", name="group/second").click()
     has(page.locator("#chart-spectra path.line"), 3)
+
+
+def test_long_names_and_sentences_leave_room_for_the_numbers(
+    opened: Open, runs: Path, tmp_path: Path
+) -> None:
+    for name in ("LeNet5-mnist-6k-seed0/analysis", "ResNet18-W8-fashion-mnist-3k-seed12", "bad"):
+        shutil.copytree(runs / "first", tmp_path / name)
+    (tmp_path / "bad" / "stages" / "overview" / "result.json").write_text("{")
+    with serving(tmp_path) as server:
+        page = opened(server.address, width=1280)
+        assert "damaged" in page.locator("td.state.bad").inner_text()
+        assert page.evaluate(TOO_WIDE) == []
+        keep(page, "list-long-1280")
+        narrow = opened(server.address, width=900)
+        assert narrow.evaluate(TOO_WIDE) == ["Runs"]  # it scrolls, and a shadow says so
+        region = narrow.get_by_role("region", name="Runs")
+        edge, inside = (shade(region, from_right) for from_right in (2, 40))
+        assert edge < inside
+        region.evaluate("node => { node.scrollLeft = node.scrollWidth; }")
+        assert shade(region, 2) == inside
+        keep(narrow, "list-long-900")
+
+
+def shade(region: Any, from_right: int) -> int:
+    """How light an empty place in the uppermost line of a region is."""
+    pictures = pytest.importorskip("PIL.Image")  # comes with matplotlib
+    with pictures.open(BytesIO(region.screenshot())) as picture:
+        return int(picture.convert("L").getpixel((picture.width - from_right, 3)))
 
 
 def test_a_page_of_another_site_cannot_read_the_viewer(browser: Any, viewer: Viewer) -> None:

@@ -47,6 +47,7 @@ def test_comparison_of_runs() -> None:
     assert compared.correlation("tr G", "test loss").kendall == 1.0
     assert "flatter goes with a lower test loss by" in compared.finding("test loss")
     assert "tr G" in compared.finding("test loss").split(";")[0]
+    assert compared.finding("test loss").endswith("(chance of such an order: 0.33)")
     assert "nothing can be said" in compared.finding(mode="train")
     assert (
         compared.correlation("tr G", "test error").kendall

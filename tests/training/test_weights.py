@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 
@@ -57,6 +58,35 @@ def test_tied_weights_are_stored_under_both_names(path: Path) -> None:
     load_weights(path, net)
 
 
+class Tied(nn.Module):
+    """Two layers that share a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.b.weight = self.a.weight
+
+
+def test_one_name_of_a_tied_weight_is_enough(path: Path) -> None:
+    stored, net = Tied(), Tied()
+    safetensors.torch.save_model(stored, str(path))
+    assert "b.weight" not in io.read_tensors(path)[0]
+    load_weights(path, net)
+    for name, tensor in stored.state_dict().items():
+        assert torch.equal(net.state_dict()[name], tensor), name
+
+
+def test_what_is_not_tied_must_be_there(path: Path) -> None:
+    safetensors.torch.save_model(Tied(), str(path))
+    apart = Tied()
+    apart.b.weight = nn.Parameter(torch.ones(3, 3))
+    with pytest.raises(CurvescopeError, match=r"'b\.weight' of the model is not in the file"):
+        load_weights(path, apart)
+    safetensors.torch.save_file({"a.weight": torch.ones(3, 3), "a.bias": torch.ones(3)}, path)
+    with pytest.raises(CurvescopeError, match=r"'b\.bias' of the model is not in the file"):
+        load_weights(path, Tied())
+
+
 @pytest.mark.parametrize(
     ("stored", "message"),
     [
@@ -95,8 +125,19 @@ def test_truncated_foreign_and_missing_files_are_refused(path: Path) -> None:
     torch.save(model().state_dict(), path)
     with pytest.raises(CurvescopeError, match="truncated, damaged or foreign"):
         load_weights(path, model())
+    path.unlink()
     with pytest.raises(CurvescopeError, match="cannot be read"):
-        load_weights(path.parent, model())  # a folder without a finished run
+        load_weights(path, model())
+
+
+def test_a_folder_must_be_that_of_a_finished_run(tmp_path: Path) -> None:
+    advice = r"; name a \.safetensors file or the folder of a finished run"
+    with pytest.raises(CurvescopeError, match=f"but not that of a training run{advice}"):
+        load_weights(tmp_path, model())
+    (tmp_path / "weights").mkdir()
+    for load in (load_network, lambda path: load_weights(path, model())):
+        with pytest.raises(CurvescopeError, match=f"a training run without final weights{advice}"):
+            load(tmp_path)
 
 
 def test_a_file_that_does_not_name_its_network(path: Path) -> None:

@@ -15,6 +15,7 @@ from rich.table import Table
 from curvescope._checks import CurvescopeError
 from curvescope.cli.interrupts import stoppable
 from curvescope.cli.options import AsJson, Debug, Root
+from curvescope.cli.wording import in_users_words
 
 if TYPE_CHECKING:
     from curvescope.data.inventory import Entry
@@ -153,7 +154,7 @@ def _check(name: str, root: Path | None) -> Check:
     except MissingFiles:
         raise
     except CurvescopeError as error:
-        return Check(name, [], str(error))
+        return Check(name, [], in_users_words(str(error).removeprefix(f"verify({name!r}): ")))
 
 
 def _counted(files: int) -> str:

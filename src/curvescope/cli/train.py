@@ -217,9 +217,14 @@ def show(name: str, model: nn.Module, splits: NamedData, result: Trained, consol
         )
     if recipe.average_from is not None:
         console.print(f"for the average of the weights of the epochs after {recipe.average_from}")
-    pace = result.seconds / len(result.history)
-    console.print(f"{len(result.history)} epochs in {result.seconds:.1f} s, {pace:.3g} s each")
+    console.print(_time(len(result.history), result.seconds))
     console.print(f"weights: {result.folder}/weights/final.safetensors", markup=False)
+
+
+def _time(epochs: int, seconds: float) -> str:
+    if epochs == 1:
+        return f"1 epoch in {seconds:.1f} s"
+    return f"{epochs} epochs in {seconds:.1f} s, {seconds / epochs:.3g} s each"
 
 
 def _summary(name: str, model: nn.Module, splits: NamedData, result: Trained) -> dict[str, Any]:

@@ -32,9 +32,17 @@ def run_config(folder: Path) -> dict[str, Any]:
         msg = f"{where}: is not the folder of a training run, but of something else"
         raise CurvescopeError(msg)
     if not (folder / "weights" / "final.safetensors").is_file():
-        msg = f"{where}: has no final weights; finish it with curvescope train --resume"
+        msg = f"{where}: {_without_weights(folder)}"
         raise CurvescopeError(msg)
     return config
+
+
+def _without_weights(folder: Path) -> str:
+    """Why a run has no final weights, and what helps."""
+    end = io.read_json(folder / "result.json") if (folder / "result.json").is_file() else None
+    if isinstance(end, dict) and end.get("diverged") is not None:
+        return f"the training diverged in epoch {end['diverged']}; train again with a smaller --lr"
+    return "has no final weights; finish it with curvescope train --resume"
 
 
 def load_run(folder: Path) -> nn.Module:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -37,6 +38,8 @@ class Batches:
         self._device = device
         if isinstance(getattr(data, "tensors", None), tuple):
             data = data.tensors
+        if isinstance(data, tuple) and len(data) == 2:
+            _need_tensors(data)
         if isinstance(data, Mapping) or (
             isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Tensor)
         ):
@@ -91,9 +94,20 @@ def _pair(item: Any) -> tuple[Any, Any]:
             raise CurvescopeError(msg)
         return {k: v for k, v in item.items() if k != "labels"}, item["labels"]
     if isinstance(item, tuple | list) and len(item) == 2:
+        _need_tensors(item)
         return item[0], item[1]
+    _need_tensors([item])
     msg = f"Problem(data): each batch must be a pair (input, target), got {type(item).__name__}"
     raise CurvescopeError(msg)
+
+
+def _need_tensors(parts: Iterable[Any]) -> None:
+    if any(isinstance(part, np.ndarray) for part in parts):
+        msg = (
+            "Problem(data): inputs and targets must be torch tensors, got NumPy arrays; convert "
+            "them with torch.from_numpy"
+        )
+        raise CurvescopeError(msg)
 
 
 def _cut(inputs: Any, target: Any, batch_size: int | None) -> list[tuple[Any, Any]]:

@@ -130,11 +130,12 @@ class Comparison:
             return f"no two runs in mode {mode!r} have a {generalisation}: nothing can be said"
         friends = [c.measure for c in chosen if c.kendall > 0]
         false_friends = [c.measure for c in chosen if c.kendall < 0]
-        low, high = min(c.chance for c in chosen), max(c.chance for c in chosen)
+        ends = (min(c.chance for c in chosen), max(c.chance for c in chosen))
+        luck = " to ".join(dict.fromkeys(f"{end:.2g}" for end in ends))
         return (
             f"over {self.modes.count(mode)} runs, flatter goes with a lower {generalisation} by "
             f"{_listed(friends)}; sharper goes with a lower {generalisation} by "
-            f"{_listed(false_friends)} (chance of such an order: {low:.2g} to {high:.2g})"
+            f"{_listed(false_friends)} (chance of such an order: {luck})"
         )
 
 

@@ -43,7 +43,8 @@ def load_weights(path: io.PathLike, model: nn.Module) -> dict[str, Any]:
 
     Args:
         path: A file of :func:`save_weights` or another safetensors file with the same names, or the
-            folder of a finished run, whose final weights are meant.
+            folder of a finished run, whose final weights are meant. Of the names of a tied
+            parameter, one is enough.
         model: A network of the same architecture, on any device and of any floating-point type.
 
     Returns:
@@ -63,9 +64,8 @@ def load_weights(path: io.PathLike, model: nn.Module) -> dict[str, Any]:
     curvescope._checks.CurvescopeError: load_weights(...): the weights are of another architecture
     (F-3), 'fc1.weight' is [3, 2] in the file and [4, 2] in the model
     """
-    file = _file(path)
     where = f"load_weights({str(path)!r})"
-    tensors, metadata = io.read_tensors(file)
+    tensors, metadata = io.read_tensors(_file(where, path))
     notes = _notes(metadata)
     own = model.state_dict()
     _compare(where, tensors, own, notes)
@@ -94,12 +94,13 @@ def load_network(path: io.PathLike) -> nn.Module:
     >>> load_network(path).spec.name
     'F-3'
     """
-    tensors, metadata = io.read_tensors(_file(path))
+    where = f"load_network({str(path)!r})"
+    tensors, metadata = io.read_tensors(_file(where, path))
     spec = _notes(metadata).get("network")
     if not isinstance(spec, dict) or {"name", "inputs", "classes"} - spec.keys():
         msg = (
-            f"load_network({str(path)!r}): the file does not say which network it belongs to; make "
-            "the model and use load_weights(path, model)"
+            f"{where}: the file does not say which network it belongs to; make the model and use "
+            "load_weights(path, model)"
         )
         raise CurvescopeError(msg)
     model = network(spec["name"], spec["inputs"], spec["classes"], init=spec.get("init"))
@@ -110,9 +111,19 @@ def load_network(path: io.PathLike) -> nn.Module:
     return model.eval()
 
 
-def _file(path: io.PathLike) -> Path:
+def _file(where: str, path: io.PathLike) -> Path:
+    """The file itself, or the final weights of the run in a folder."""
     place = Path(path)
-    return place / "weights" / "final.safetensors" if place.is_dir() else place
+    if not place.is_dir():
+        return place
+    final = place / "weights" / "final.safetensors"
+    if not final.is_file():
+        what = "a training run without final weights"
+        if not (place / "weights").is_dir():
+            what = "a folder, but not that of a training run"
+        msg = f"{where}: is {what}; name a .safetensors file or the folder of a finished run"
+        raise CurvescopeError(msg)
+    return final
 
 
 def _notes(metadata: Mapping[str, str]) -> dict[str, Any]:
@@ -129,7 +140,8 @@ def _compare(
 ) -> None:
     spec = notes.get("network")
     named = f" ({spec['name']})" if isinstance(spec, dict) and "name" in spec else ""
-    missing = [name for name in own if name not in tensors]
+    filled = {_place(own.get(name)) for name in tensors} - {None}
+    missing = [name for name in own if name not in tensors and _place(own[name]) not in filled]
     surplus = [name for name in tensors if name not in own]
     wrong = [name for name in own if name in tensors and tensors[name].shape != own[name].shape]
     if missing:
@@ -143,3 +155,10 @@ def _compare(
         return
     msg = f"{where}: the weights are of another architecture{named}, {difference}"
     raise CurvescopeError(msg)
+
+
+def _place(value: Any) -> tuple[Any, ...] | None:
+    """Where the numbers of a tensor lie: the same place for all names of a tied parameter."""
+    if not isinstance(value, Tensor) or value.layout is not torch.strided or not value.data_ptr():
+        return None
+    return value.data_ptr(), value.shape, value.stride(), value.dtype

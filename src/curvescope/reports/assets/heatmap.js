@@ -26,13 +26,13 @@ class HeatMap {
     this.canvas.addEventListener("keydown", (event) => this.key(event));
   }
 
-  // The first, and then round numbers, at the middle of their cells.
+  // The first, unless it stands too near, and then round numbers, at the middle of their cells.
   ticks(name, side, count, frame) {
     const axis = Curves.html("div", { class: name, "aria-hidden": "true" }, frame);
     const step = [1, 2, 5, 10, 20, 50, 100].find((s) => count / s <= 8) || 200;
     for (let k = 0; k <= count; k += step) {
       const index = Math.max(k, 1);
-      if (index > count || (k === 0 && step === 1)) continue;
+      if (index > count || (k === 0 && step < 5)) continue;
       Curves.html("span", { style: `${side}: ${(100 * (index - 0.5)) / count}%` }, axis, String(index));
     }
   }
