@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor
 
+import curvescope as cs
+from curvescope.data import dataset
 from curvescope.linearisation import multiply
 from curvescope.linearisation.multiply import add_product, amd_family, as_convolution
+from curvescope.networks import network
 
 
 @pytest.fixture
@@ -75,6 +80,27 @@ def test_only_float32_in_full_precision() -> None:
         assert not as_convolution(a, a)
     finally:
         conv.fp32_precision = before
+
+
+@pytest.mark.usefixtures("wide")
+@pytest.mark.parametrize("name", ["F-12^2", "LeNet5-(conv1-3)-(conv2-4)-(fc1-9)-(fc2-7)"])
+def test_operators_and_blocks_are_the_same_this_way(name: str) -> None:
+    """All products of a network in float32 against torch's own in float64."""
+    data = dataset("mnist-6k", per_class=3)
+    model = network(name, data.input_shape, 10, generator=torch.Generator().manual_seed(0))
+    double = copy.deepcopy(model).double()
+    own, exact = (
+        cs.Problem(m, (data.X.to(dtype), data.y))
+        for m, dtype in ((model, torch.float32), (double, torch.float64))
+    )
+    V = torch.randn(own.params.size, 3, generator=torch.Generator().manual_seed(1))
+    for kind in (cs.Hessian, cs.GaussNewton):
+        found, expected = kind(own) @ V, kind(exact) @ V.double()
+        assert float((found - expected).norm() / expected.norm()) < 1e-5
+    W = V[own.params.slice("fc1.weight")]
+    found = cs.Hessian(own).block("fc1.weight") @ W
+    expected = cs.Hessian(exact).block("fc1.weight") @ W.double()
+    assert float((found - expected).norm() / expected.norm()) < 1e-5
 
 
 def test_small_and_narrow_products_stay(monkeypatch: pytest.MonkeyPatch) -> None:

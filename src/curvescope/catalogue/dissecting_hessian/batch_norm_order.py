@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from curvescope.catalogue.dissecting_hessian import families, panels
+from curvescope.catalogue.dissecting_hessian import batch_norm, families, panels
 from curvescope.catalogue.dissecting_hessian.batch_norm import TABLE_8, prominence
 from curvescope.catalogue.dissecting_hessian.families import (
     CIFAR_BN_LATE,
@@ -97,11 +97,7 @@ ENTRY = Entry(
         "paper": "3 minutes on a GPU, of which 2 train 3 networks",
     },
     run=run,
-    subject={
-        "smoke": "A narrow LeNet5-BN on embedded digits",
-        "small": "LeNet5-BN on cifar-10",
-        "paper": "LeNet5-BN on cifar-10",
-    },
+    subject=batch_norm.ENTRY.subject,
     reduced={
         "smoke": "width, data and epochs, two networks",
         "small": f"two networks, {EPOCHS['small']} epochs with momentum 0.9 instead of 1000 "
