@@ -150,6 +150,13 @@ def test_a_right_import_is_accepted(folder: str, line: str) -> None:
     assert breaches(folder, line) == []
 
 
+@pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(PACKAGE)) for path in FILES])
+def test_only_one_folder_hashes(path: Path) -> None:
+    hashing = {"hashlib", "_hashlib", "_sha2", "_sha256", "_md5"}
+    used = {name.partition(".")[0] for name in imports(path.read_text(encoding="utf-8"))}
+    assert folder_of(path) == "identity" or not used & hashing
+
+
 # The page and the project -------------------------------------------------------------
 
 

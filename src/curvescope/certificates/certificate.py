@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -19,8 +18,9 @@ from curvescope.certificates.evaluate import Draws
 from curvescope.certificates.optimise import Point
 from curvescope.certificates.posterior import Posterior
 from curvescope.certificates.verify import Verification, verify
+from curvescope.identity import checksum, file_digest
 
-FORMAT = "curvescope certificate 1"
+FORMAT = "curvescope certificate 2"
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Certificate:
             raise CurvescopeError(msg)
         tensors = posterior_file(path)
         raw = io.tensor_bytes(tensors, self.posterior.tensors(), {"curvescope": "posterior"})
-        stored = replace(self, posterior_sha256=hashlib.sha256(raw).hexdigest()).to_json()
+        stored = replace(self, posterior_sha256=checksum(raw)).to_json()
         if configuration is not None:
             stored["configuration"] = dict(configuration)
         text = io.json_text(path, stored)
@@ -168,7 +168,7 @@ class Certificate:
         tensors = posterior_file(path)
         if not tensors.exists():
             return certificate
-        if hashlib.sha256(tensors.read_bytes()).hexdigest() != certificate.posterior_sha256:
+        if file_digest(tensors) != certificate.posterior_sha256:
             msg = f"{where}: {tensors.name} is not the posterior that the certificate names"
             raise CurvescopeError(msg)
         stored, _ = io.read_tensors(tensors)

@@ -6,7 +6,6 @@ A certificate is ``NAME.json`` with ``NAME.safetensors``; until it is finished, 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping
@@ -15,10 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from curvescope import io
+from curvescope import identity, io
 from curvescope._checks import CurvescopeError
 from curvescope.certificates import Method
 from curvescope.certificates.certificate import configuration_of, posterior_file
@@ -150,14 +148,9 @@ def described(subject: Subject, initial: Path, method: Method) -> dict[str, Any]
 
 
 def weights_digest(state: Mapping[str, Tensor]) -> str:
-    """Names, shapes and numbers of a state dict, as 32 hexadecimal digits.
+    """Names, shapes and numbers of a state dict.
 
     >>> weights_digest({"w": torch.zeros(2)}) == weights_digest({"w": torch.zeros(2, 1)})
     False
     """
-    total = hashlib.sha256()
-    for name in sorted(state):
-        plain = state[name].detach().cpu().contiguous()
-        total.update(f"{name} {plain.dtype} {tuple(plain.shape)} ".encode())
-        total.update(plain.reshape(-1).view(torch.uint8).numpy().data)
-    return total.hexdigest()[:32]
+    return identity.digest(dict(state))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from curvescope import io, plots, reports
+from curvescope import catalogue, io, plots, reports
 from curvescope.experiments.demo import Demonstration
 from curvescope.experiments.store import RunDirectory
+from curvescope.identity import code_digest, digest, file_digest
 from curvescope.reports import demonstration, page
 
 STAMP = ".report"
@@ -57,15 +57,8 @@ def _sources(run: RunDirectory) -> list[Path]:
 
 def _stamp(sources: Iterable[Path], drawn: bool) -> str:
     """What decides the contents of a report: its sources, and the code that writes it."""
-    digest = hashlib.sha256(f"{metadata.version('curvescope')} {drawn}".encode())
-    for file in sources:
-        digest.update(file.read_bytes())
-    for package in (reports, plots):
-        for file in sorted(Path(package.__path__[0]).rglob("*.*")):
-            if file.suffix != ".pyc":
-                status = file.stat()
-                digest.update(f"{file.name} {status.st_size} {status.st_mtime_ns}".encode())
-    return digest.hexdigest()
+    code = code_digest(reports, plots, catalogue)
+    return digest(metadata.version("curvescope"), drawn, code, [file_digest(f) for f in sources])
 
 
 def _shows(target: Path, stamp: str) -> bool:

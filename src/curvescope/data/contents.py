@@ -8,7 +8,6 @@ to disk, and nothing is remembered of a file that fails.
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import os
 import tarfile
@@ -19,6 +18,7 @@ from pathlib import Path
 from curvescope._checks import CurvescopeError
 from curvescope.data.catalogue import File, Source
 from curvescope.data.places import Place, cache_folder, path_of
+from curvescope.identity import checksum
 from curvescope.io import write_json
 
 # The largest file of the catalogue has 156 MB; a gzipped file that unfolds to more is foreign.
@@ -140,7 +140,7 @@ def _archived(where: str, source: Source, files: tuple[File, ...], path: Path) -
 
 
 def _compare(where: str, source: Source, file: File, shown: str, raw: bytes) -> None:
-    md5 = hashlib.md5(raw, usedforsecurity=False).hexdigest()
+    md5 = checksum(raw, "md5")
     if md5 != file.md5:
         msg = (
             f"{where}: {shown} is not the published file, it is cut short, changed or of another "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +14,7 @@ from curvescope.data.contents import contents
 from curvescope.data.labels import SPLITS
 from curvescope.data.names import parse
 from curvescope.data.places import destinations, find
+from curvescope.identity import file_digest
 from curvescope.io import atomic
 
 _LOCAL = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR}
@@ -150,13 +150,7 @@ def _download(downloader: Any, url: str, path: Path) -> None:
 
 
 def _has(path: Path, md5: str) -> bool:
-    if not path.is_file():
-        return False
-    digest = hashlib.md5(usedforsecurity=False)
-    with path.open("rb") as stream:
-        while block := stream.read(2**20):
-            digest.update(block)
-    return digest.hexdigest() == md5
+    return path.is_file() and file_digest(path, "md5") == md5
 
 
 def _names(source: Source) -> str:

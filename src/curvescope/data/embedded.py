@@ -7,7 +7,6 @@ anything (``allow_pickle=False``).
 from __future__ import annotations
 
 import gzip
-import hashlib
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 from curvescope._checks import CurvescopeError, one_of
+from curvescope.identity import checksum
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -131,7 +131,7 @@ def verified(where: str, embedded: Embedded) -> bytes:
     except OSError:
         msg = f"{where}: {embedded.file} is missing from the package; reinstall curvescope"
         raise CurvescopeError(msg) from None
-    if hashlib.sha256(raw).hexdigest() != embedded.sha256:
+    if checksum(raw) != embedded.sha256:
         msg = f"{where}: {embedded.file} is damaged, its checksum is wrong; reinstall curvescope"
         raise CurvescopeError(msg)
     return raw

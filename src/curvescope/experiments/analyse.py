@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -27,6 +26,7 @@ from curvescope.experiments.stages import (
 from curvescope.experiments.stages import layers as layer_structure
 from curvescope.experiments.stages.context import Context, Settings, derived
 from curvescope.experiments.store import OpenRun, Outcome, RunDirectory, open_for_work
+from curvescope.identity import digest
 from curvescope.linearisation.layers import first_samples
 from curvescope.operators.hessian import Hessian
 from curvescope.problem import Problem
@@ -189,15 +189,13 @@ def choose_layers(problem: Problem, layers: Sequence[str] | None) -> tuple[str, 
 
 def describe(problem: Problem, test: Problem | None, names: Mapping[str, str]) -> dict[str, Any]:
     """Model, weights, loss and data, as far as they decide the numbers."""
-    weights = hashlib.sha256()
-    _update(weights, filter(_is_tensor, problem.model.state_dict().values()))
     spec = getattr(problem.model, "spec", None)
     called = names.get("model") or getattr(spec, "name", None) or type(problem.model).__name__
     return {
         "model": {
             "name": called,
             "parameters": {name: list(shape) for name, shape in problem.params.shapes.items()},
-            "weights": _short(weights),
+            "weights": digest(*filter(_is_tensor, problem.model.state_dict().values())),
         },
         "loss": problem.loss.name,
         "mode": problem.mode,
@@ -209,26 +207,16 @@ def describe(problem: Problem, test: Problem | None, names: Mapping[str, str]) -
 
 def _contents(problem: Problem) -> dict[str, Any]:
     """The samples of a problem by number and digest; a shuffling loader has no fixed order."""
-    digest, samples = hashlib.sha256(), 0
+    batches, samples = [], 0
     for index, batch in enumerate(problem.batches()):
         leaves = [t for t in pytree.tree_leaves((batch.inputs, batch.target)) if _is_tensor(t)]
         if not all(bool(leaf.isfinite().all()) for leaf in leaves):
             msg = f"analyse: the data has NaN or infinite numbers, in batch {index}; remove them"
             raise CurvescopeError(msg)
         samples += next(len(leaf) for leaf in leaves if leaf.ndim)
-        _update(digest, leaves)
-    return {"samples": samples, "sha256": None if problem.data.shuffles else _short(digest)}
+        batches.append(digest(*leaves))
+    return {"samples": samples, "sha256": None if problem.data.shuffles else digest(batches)}
 
 
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, Tensor)
-
-
-def _update(digest: Any, tensors: Iterable[Tensor]) -> None:
-    for tensor in tensors:
-        plain = tensor.detach().cpu().contiguous().reshape(-1)
-        digest.update(plain.view(torch.uint8).numpy().data)
-
-
-def _short(digest: Any) -> str:
-    return str(digest.hexdigest()[:32])

@@ -15,7 +15,6 @@ checkpoint. Nothing in the directory is executed when it is read.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
@@ -34,6 +33,7 @@ from curvescope._checks import CurvescopeError
 from curvescope.experiments.checks import Check
 from curvescope.experiments.environment import environment
 from curvescope.experiments.lock import locked
+from curvescope.identity import digest
 from curvescope.training.folder import differences
 
 FORMAT = 1
@@ -189,7 +189,7 @@ class OpenRun(RunDirectory):
             )
             raise CurvescopeError(msg) from None
         finished = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        stamp = hashlib.sha256(f"{self.config}{name}{finished}{seconds}".encode()).hexdigest()[:16]
+        stamp = digest(self.config, name, finished, seconds)[:16]
         if outcome.arrays:
             io.write_tensors(folder / "arrays.safetensors", outcome.arrays, {"stamp": stamp})
         record = {

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator
-from importlib import metadata, resources
+from importlib import metadata
 from pathlib import Path
 
-from curvescope import io
+from curvescope import io, plots
 from curvescope._checks import CurvescopeError
+from curvescope.catalogue import pictures as panels
 from curvescope.catalogue.pictures import Picture
 from curvescope.experiments.stages import class_layers, class_structure, layers
 from curvescope.experiments.stages import spectra as spectrum_stage
 from curvescope.experiments.store import RunDirectory
+from curvescope.identity import code_digest, digest
 from curvescope.plots import style
 from curvescope.plots.pictures import draw
 from curvescope.reports import pictures
@@ -39,7 +39,7 @@ def write_figures(run: RunDirectory) -> list[Path]:
     for picture in figures_of(run):
         gone.discard(picture.name)
         paths = [folder / f"{picture.name}.{kind}" for kind in KINDS]
-        stamp = _digest(json.dumps(picture.to_json()).encode(), code)
+        stamp = digest(picture.to_json(), code)
         if drawn.get(picture.name) != stamp or not all(path.is_file() for path in paths):
             figure = draw(picture)
             for path in paths:
@@ -94,19 +94,10 @@ def _drawn(folder: Path) -> dict[str, str]:
     return {str(name): str(stamp) for name, stamp in noted.items() if Path(name).name == name}
 
 
-def _code() -> bytes:
-    """The code that draws: its own files, and the version of matplotlib."""
+def _code() -> str:
+    """The code that draws: all of its packages, and the version of matplotlib."""
     try:
         version = metadata.version("matplotlib")
     except metadata.PackageNotFoundError:
         version = ""
-    folder = resources.files("curvescope.plots")
-    sources = [(folder / name).read_bytes() for name in ("pictures.py", "style.py")]
-    return _digest(version.encode(), *sources).encode()
-
-
-def _digest(*parts: bytes) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
-    return digest.hexdigest()[:32]
+    return digest(version, code_digest(plots, panels))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
@@ -10,13 +9,12 @@ from typing import Any
 
 from curvescope import io
 from curvescope._checks import CurvescopeError
+from curvescope.identity import file_digest
 from curvescope.reports import charts
 from curvescope.reports.blocks import Block, Chart, Links, Pair, Section, Table, percent, short
 from curvescope.reports.configuration import settings_table
 from curvescope.reports.page import fill
 from curvescope.reports.sections import certificate
-
-_CHUNK = 1 << 20
 
 
 def render_training(folder: Path, *, home: str = "", analysis: str = "") -> str:
@@ -95,13 +93,7 @@ def result_of(folder: Path) -> dict[str, Any] | None:
 def weights_checksum(folder: Path) -> str | None:
     """The SHA-256 of the file with the final weights; None where there is none yet."""
     file = folder / "weights" / "final.safetensors"
-    if not file.is_file():
-        return None
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while chunk := stream.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+    return file_digest(file) if file.is_file() else None
 
 
 # Sections -------------------------------------------------------------------------------

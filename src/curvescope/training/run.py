@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from curvescope import _random
 from curvescope._checks import CurvescopeError
+from curvescope.identity import digest
 from curvescope.networks.spec import NetworkSpec
 from curvescope.training.folder import RunFolder, State
 from curvescope.training.learner import Learner
@@ -233,7 +233,7 @@ def describe(data: Any, tensors: Sequence[Tensor]) -> dict[str, Any]:
         "name": getattr(data, "name", None),
         "asked": getattr(data, "asked", None),
         "shapes": [list(tensor.shape) for tensor in tensors],
-        "sha256": _digest(tensors),
+        "sha256": digest(*tensors),
     }
 
 
@@ -247,7 +247,7 @@ def configuration(
         "format": 1,
         "network": asdict(spec) if isinstance(spec, NetworkSpec) else None,
         "architecture": {name: list(tensor.shape) for name, tensor in state.items()},
-        "initial weights": _digest(state.values()),
+        "initial weights": digest(*state.values()),
         "recipe": asdict(recipe),
         "penalty": None if penalty is None else _name(penalty),
         "data": data,
@@ -258,14 +258,6 @@ def _name(penalty: Penalty) -> str:
     """A name that is the same in the next process: no addresses."""
     name = getattr(penalty, "__qualname__", None) or repr(penalty)
     return type(penalty).__qualname__ if " at 0x" in name else name
-
-
-def _digest(tensors: Iterable[Tensor]) -> str:
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        plain = tensor.detach().cpu().contiguous().reshape(-1)
-        digest.update(plain.view(torch.uint8).numpy().data)
-    return digest.hexdigest()[:32]
 
 
 def refuse_lonely_samples(where: str, model: nn.Module, samples: int, batch_size: int) -> None:

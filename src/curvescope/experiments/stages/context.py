@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 
 from curvescope._checks import finite_float, positive_int
 from curvescope.experiments.store import RunDirectory
+from curvescope.identity import checksum
 from curvescope.problem import Problem
 from curvescope.spectra.control import Progress
 
@@ -87,5 +87,4 @@ def derived(seed: int, purpose: str) -> int:
     >>> derived(0, "a") == derived(0, "a"), derived(0, "a") == derived(1, "a")
     (True, False)
     """
-    digest = hashlib.sha256(f"{seed}/{purpose}".encode()).digest()
-    return int.from_bytes(digest[:7], "big")
+    return int(checksum(f"{seed}/{purpose}".encode())[:14], 16)

@@ -1,0 +1,12 @@
+"""What a thing is: digests by which anything that is saved or reused is recognized.
+
+A digest is a SHA-256 over an unambiguous description. Two things with one digest are the same
+numbers, the same code and the same settings, in this process or another one, wherever they lie in
+memory. This folder is the only place in the package that hashes.
+"""
+
+from curvescope.identity.encoding import digest
+from curvescope.identity.files import checksum, code_digest, file_digest
+from curvescope.identity.snapshot import Snapshot
+
+__all__ = ["Snapshot", "checksum", "code_digest", "digest", "file_digest"]
