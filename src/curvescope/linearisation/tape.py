@@ -43,20 +43,21 @@ class Step:
 class Instruction:
     """A step inside a program, with the slots whose tangents are no longer needed after it.
 
-    ``last`` says that its first tangent was made by a step of the program in memory of its own and
-    is read by this step alone, so that it may be written over.
+    ``owned`` is proved when the program is cut: the first tangent was made by a step of the program
+    in memory of its own, no other step reads it, views of it included, and it is not wanted
+    afterwards. Only then is it written over; a seed, which may be the user's vector or the model's
+    weights, never is.
     """
 
     step: Step
     finished: tuple[int, ...]
-    last: bool = False
+    owned: bool = False
 
     def apply(self, inputs: list[Tensor | None], columns: bool) -> Outputs:
         """The step's map, in place where that is allowed."""
         linear = self.step.linear
-        # An expanded tangent (of a bias alone) shares the memory of what it was expanded from.
-        if self.last and inputs[0] is not None and inputs[0].is_contiguous():
-            return linear.inplace(*inputs)  # type: ignore[misc]
+        if self.owned and linear.inplace is not None:
+            return linear.inplace(*inputs)
         return (linear.block if columns else linear.single)(*inputs)
 
 
@@ -115,7 +116,9 @@ def _with_lifetimes(
         for slot in (*step.sources, *step.targets):
             if slot is not None and slot in reached:
                 last[slot] = i
-    fresh = {t for step in steps if step.linear.fresh for t in step.targets if t is not None}
+    fresh = {
+        t for step in steps if step.linear.fresh for t in step.targets if t is not None
+    } - seeds
     readers = Counter(s for step in steps for s in step.sources if s is not None)
     instructions = []
     live = widest = 0
@@ -125,7 +128,7 @@ def _with_lifetimes(
         touched = {s for s in (*step.sources, *step.targets) if s is not None}
         finished = tuple(s for s in touched if last.get(s) == i and s not in keep)
         live -= sum(sizes[s] for s in finished if s not in seeds)
-        instructions.append(Instruction(step, finished, _last(step, finished, fresh, readers)))
+        instructions.append(Instruction(step, finished, _owned(step, finished, fresh, readers)))
     made = {t for step in steps for t in step.targets if t is not None}
     read = {s for step in steps for s in step.sources if s is not None and s in reached}
     return Program(
@@ -137,7 +140,8 @@ def _with_lifetimes(
     )
 
 
-def _last(step: Step, finished: Sequence[int], fresh: set[int], readers: Counter[int]) -> bool:
+def _owned(step: Step, finished: Sequence[int], fresh: set[int], readers: Counter[int]) -> bool:
+    """Whether nothing but this step refers to the memory of its first tangent."""
     first = step.sources[0]
     return (
         step.linear.inplace is not None

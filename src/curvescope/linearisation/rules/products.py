@@ -8,7 +8,7 @@ from torch import Tensor
 from curvescope.linearisation.constant import Known, Smaller, smaller
 from curvescope.linearisation.multiply import add_product, as_convolution, multiply
 from curvescope.linearisation.rules.generic import generic
-from curvescope.linearisation.rules.step import Call, LinearStep, Outputs, lift, rule
+from curvescope.linearisation.rules.step import Call, LinearStep, Outputs, lift, own, rule
 
 aten = torch.ops.aten
 
@@ -138,13 +138,13 @@ def _addmm(call: Call) -> LinearStep:
 def _biased(product: _Product, shape: tuple[int, ...]) -> LinearStep:
     def single(bias: Tensor | None, ta: Tensor | None, tb: Tensor | None) -> Outputs:
         if ta is None and tb is None:
-            return bias.expand(shape)  # type: ignore[union-attr]
+            return own(bias.expand(shape))  # type: ignore[union-attr]
         return product(ta, tb, bias)
 
     def block(bias: Tensor | None, ta: Tensor | None, tb: Tensor | None) -> Outputs:
         start = None if bias is None else lift(bias, 2)
         if ta is None and tb is None:
-            return start.expand(start.shape[0], *shape)  # type: ignore[union-attr]
+            return own(start.expand(start.shape[0], *shape))  # type: ignore[union-attr]
         return product(ta, tb, start)
 
     def condensed(known: Known) -> LinearStep:

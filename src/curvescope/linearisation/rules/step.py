@@ -21,9 +21,10 @@ class LinearStep:
     """The linear map of one operation: ``f(*tangents)`` with ``None`` for a zero tangent.
 
     ``condensed`` makes a faster form of it at the cost of a look at its numbers, for a step that
-    will be used often; its argument is shared by the steps of a tape. ``fresh`` says that results
-    are in new memory, unless they are expanded; ``inplace`` is the map, single or block, for a
-    first tangent that may be written over.
+    will be used often; its argument is shared by the steps of a tape. ``fresh`` promises that every
+    result is in new memory, which nothing else refers to, whichever tangents are given: a program
+    may write over it. ``inplace`` is the map, single or block, for a first tangent that may be
+    written over.
     """
 
     single: Callable[..., Outputs]
@@ -89,6 +90,11 @@ def lift(t: Tensor, ndim: int) -> Tensor:
     """``[K, *shape]`` with singleton dimensions after ``K``, to broadcast against ``ndim``."""
     missing = ndim + 1 - t.ndim
     return t if missing <= 0 else t.reshape(t.shape[0], *(1,) * missing, *t.shape[1:])
+
+
+def own(t: Tensor) -> Tensor:
+    """The same numbers in new memory, for a ``fresh`` step that would return a view."""
+    return t.clone(memory_format=torch.contiguous_format)
 
 
 def total(terms: Sequence[Tensor | None]) -> Outputs:
