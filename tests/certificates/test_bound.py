@@ -115,7 +115,7 @@ def test_draws_for_slack_is_the_smallest_number(error: float, slack: float) -> N
     ("call", "match"),
     [
         (lambda: Confidence(sample=0.0), "sample must lie between 0 and 1"),
-        (lambda: Confidence(sample=0.6, draws=0.5), "below 1"),
+        (lambda: Confidence(sample=0.3, draws=0.3), "at most 0.5"),
         (lambda: PriorGrid(precision=0), "precision must be positive"),
         (lambda: PriorGrid().variance(0), "integer of at least 1"),
         (lambda: PriorGrid().around(0.0), "variance must be positive"),

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from curvescope._checks import CurvescopeError, finite_float, one_of, positive_int
 from curvescope.certificates.divergence import kl_inverse, total_upwards, upwards
@@ -30,8 +31,12 @@ class Confidence:
             it (``Σ_j 6/(π² j²) = 1`` for every group of parameters).
         draws: δ', that the random draws mislead the estimate of the empirical error.
 
+    Together they may be at most one half: a bound that is wrong more often than right is none.
+
     >>> Confidence().level  # DH §6: 0.965
     0.965
+    >>> Confidence(1e-300, 1e-300).level < 1
+    True
     """
 
     sample: float = 0.025
@@ -43,14 +48,17 @@ class Confidence:
             if not 0 < value < 1:
                 msg = f"Confidence: {name} must lie between 0 and 1, got {value!r}"
                 raise CurvescopeError(msg)
-        if self.sample + self.draws >= 1:
-            msg = f"Confidence: sample + draws must be below 1, got {self.sample + self.draws:g}"
+        if self.sample + self.draws > 0.5:
+            msg = (
+                f"Confidence: sample + draws must be at most 0.5, got {self.sample + self.draws:g}"
+            )
             raise CurvescopeError(msg)
 
     @property
     def level(self) -> float:
-        """``1 − δ − δ'``."""
-        return round(1 - self.sample - self.draws, 12)
+        """``1 − δ − δ'`` of the decimals that δ and δ' are written as, 12 digits, rounded down."""
+        exact = 1 - Fraction(repr(self.sample)) - Fraction(repr(self.draws))
+        return math.floor(exact * 10**12) / 10**12
 
 
 @dataclass(frozen=True)
@@ -84,7 +92,7 @@ class PriorGrid:
     def penalty(self, j: int) -> float:
         """``log(π² j² / 6)``, what choosing the j-th point after seeing the data costs."""
         j = positive_int("PriorGrid.penalty", "j", j)
-        return upwards(2 * math.log(j) + math.log(math.pi**2 / 6))
+        return upwards(2 * math.log(j) + math.log(math.pi**2 / 6), 10)  # two logarithms, a sum
 
     def around(self, variance: float) -> tuple[int, ...]:
         """The points next to a variance: ``j = b log(c/λ)`` rounded down and up, at least 1.
@@ -133,7 +141,7 @@ class Complexity:
     @property
     def value(self) -> float:
         """``(kl + grid + confidence) / divisor``, rounded up."""
-        return upwards(total_upwards([self.kl, self.grid, self.confidence]) / self.divisor, 1)
+        return upwards(total_upwards([self.kl, self.grid, self.confidence]) / self.divisor, 2)
 
 
 def complexity(
@@ -165,9 +173,15 @@ def complexity(
         raise CurvescopeError(msg)
     kl = finite_float("complexity", "kl", kl, 0.0)
     grid = total_upwards(penalties)
+    risk = upwards(-math.log(delta))
     if form == "maurer":
-        return Complexity(kl, grid, upwards(math.log(upwards(2 * math.sqrt(n) / delta))), n)
-    return Complexity(kl, grid, upwards(math.log(upwards(n / delta))), n - 1)
+        return Complexity(kl, grid, total_upwards([_log_upwards(2 * math.sqrt(n)), risk]), n)
+    return Complexity(kl, grid, total_upwards([_log_upwards(n), risk]), n - 1)
+
+
+def _log_upwards(x: float) -> float:
+    """``log x`` for a number that is itself rounded to nearest, rounded up."""
+    return upwards(math.log(upwards(float(x), 1)))
 
 
 def b_re(
@@ -224,7 +238,7 @@ def monte_carlo_bound(mean: float, draws: int, *, delta: float) -> float:
     if not 0 < delta < 1:
         msg = f"monte_carlo_bound: delta must lie between 0 and 1, got {delta!r}"
         raise CurvescopeError(msg)
-    return kl_inverse(mean, upwards(upwards(-math.log(delta)) / m, 1))
+    return kl_inverse(mean, upwards(upwards(-math.log(delta)) / m, 2))
 
 
 @dataclass(frozen=True)

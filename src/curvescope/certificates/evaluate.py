@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from curvescope import io
 from curvescope._checks import CurvescopeError, finite_float
 from curvescope.certificates.bound import draws_for_slack, monte_carlo_bound
+from curvescope.certificates.divergence import quotient_upwards
 from curvescope.certificates.losses import error_rate
 from curvescope.certificates.network import StochasticNetwork
 from curvescope.certificates.optimise import Progress
@@ -53,8 +54,8 @@ class Draws:
 
     @property
     def mean(self) -> float:
-        """The share of errors."""
-        return self.errors / (self.count * self.block)
+        """The share of errors, rounded up."""
+        return quotient_upwards(self.errors, self.count * self.block)
 
     def bound(self, delta: float) -> float:
         """The upper bound on ``ê(Q)``, with probability 1 − δ'."""

@@ -13,7 +13,7 @@ from curvescope._checks import CurvescopeError
 from curvescope.certificates.bases import Bases, Pair
 from curvescope.certificates.blocks import Layout
 from curvescope.certificates.bound import GridPoint, PriorGrid
-from curvescope.certificates.divergence import gaussian_kl, total_upwards, upwards
+from curvescope.certificates.divergence import gaussian_kl, total_upwards
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,10 @@ class Posterior:
             msg = f"Posterior: the basis of block {group} is not orthonormal (off by {max(e, f):g})"
             raise CurvescopeError(msg)
         m, n = mean.shape
-        trace = float(variance.double().sum()) / prior_variance * ((1 + e) * (1 + f) - 1)
+        trace = float(variance.double().sum()) / prior_variance * (e + f + e * f)
         logdet = n * math.sqrt(m) * e / (1 - e) + m * math.sqrt(n) * f / (1 - f)
-        return upwards(plain + 0.5 * (trace + logdet))
+        charge = 0.5 * (trace + logdet) * (1 + (variance.numel() + 16) * 2.0**-52)
+        return total_upwards([plain, charge])
 
     def best_prior(self, variances: Sequence[float], grid: PriorGrid) -> tuple[GridPoint, ...]:
         """The better grid point next to each block's prior variance."""
