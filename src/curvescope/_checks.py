@@ -7,11 +7,16 @@ An error says where, the rule, what was given and the remedy. Misuse of the libr
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 if TYPE_CHECKING:  # the command line needs the errors before torch, which takes a second or two
     import torch
     from torch import Tensor
+
+NOT_FINITE = "may be infinite or NaN"
+AnyFloat = Annotated[float, NOT_FINITE]
+"""A number of a result that need not be finite; a plain ``float`` is finite wherever it is stored.
+"""
 
 
 class CurvescopeError(ValueError):
@@ -20,6 +25,10 @@ class CurvescopeError(ValueError):
 
 class ModelError(CurvescopeError):
     """The model cannot be differentiated as asked; the message names the module or operation."""
+
+
+class MemoryLimitError(CurvescopeError):
+    """The work does not fit into the memory that is free; it may fit later, or elsewhere."""
 
 
 def one_of(where: str, name: str, value: str, choices: Iterable[str]) -> str:

@@ -57,7 +57,7 @@ def test_kill_9_and_resume_gives_the_same_bits(tmp_path: Path) -> None:
     killed = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, name, str(tmp_path / "killed")],
         cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root)},
+        env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
     )
     try:
         deadline = time.monotonic() + 60

@@ -1,0 +1,67 @@
+"""Files: written whole or not at all, read without executing anything and without trusting them.
+
+``files`` replaces files in one step and opens nothing but regular files; ``text`` and ``tensors``
+are JSON and safetensors, read strictly; ``codec`` turns frozen dataclasses into these two and back,
+by their annotations; ``stored`` is a dataclass in a file, with its type, format and checksum.
+"""
+
+from curvescope.io.codec import decode, encode
+from curvescope.io.files import (
+    PathLike,
+    atomic,
+    atomic_all,
+    flush,
+    make_folder,
+    part_files,
+    read_bytes,
+    remove_parts,
+)
+from curvescope.io.stored import (
+    append_line,
+    header,
+    load,
+    load_lines,
+    pack,
+    save,
+    tensors_beside,
+    unpack,
+)
+from curvescope.io.tensors import read_tensors, tensor_bytes, write_tensors
+from curvescope.io.text import (
+    append_json_line,
+    json_text,
+    parse_json,
+    read_json,
+    read_json_lines,
+    write_json,
+)
+
+__all__ = [
+    "PathLike",
+    "append_json_line",
+    "append_line",
+    "atomic",
+    "atomic_all",
+    "decode",
+    "encode",
+    "flush",
+    "header",
+    "json_text",
+    "load",
+    "load_lines",
+    "make_folder",
+    "pack",
+    "parse_json",
+    "part_files",
+    "read_bytes",
+    "read_json",
+    "read_json_lines",
+    "read_tensors",
+    "remove_parts",
+    "save",
+    "tensor_bytes",
+    "tensors_beside",
+    "unpack",
+    "write_json",
+    "write_tensors",
+]

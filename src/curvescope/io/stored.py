@@ -1,0 +1,226 @@
+"""A dataclass in a file, with its type, its format and a checksum of its content.
+
+``NAME.json`` holds the fields after the three that say what it is; tensors lie beside it in
+``NAME.safetensors``. A file is read only as what it says it is, and only if nothing in it has
+changed since it was written. A dataclass may say its format as a class variable ``FORMAT``; it is
+1 where it does not, and grows with every change that older files do not fit.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_origin
+
+from torch import Tensor
+
+from curvescope._checks import CurvescopeError
+from curvescope.io.checksum import checksum
+from curvescope.io.codec import Misfit, decode, encode, fields_of
+from curvescope.io.files import PathLike, atomic, atomic_all, writing
+from curvescope.io.tensors import read_tensors, tensor_bytes
+from curvescope.io.text import encoded, json_text, read_json, read_json_lines
+
+T = TypeVar("T")
+_HEADER = ("type", "format", "checksum")
+_REMEDY = "remove it and make it anew"
+
+
+def save(path: PathLike, value: Any, kind: Any = None) -> None:
+    """Write a dataclass, and its tensors beside it; the file is there when both are complete.
+
+    Args:
+        path: A ``.json`` file; its folder must exist.
+        value: A frozen dataclass.
+        kind: Its type, where that has parameters.
+
+    Raises:
+        CurvescopeError: If a field is not what its annotation says, or it cannot be written.
+
+    >>> import tempfile, dataclasses
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Result:
+    ...     trace: float
+    >>> place = Path(tempfile.mkdtemp()) / "result.json"
+    >>> save(place, Result(2.5))
+    >>> load(place, Result)
+    Result(trace=2.5)
+    >>> _ = place.write_text(place.read_text().replace("2.5", "2.4"))
+    >>> load(place, Result)
+    Traceback (most recent call last):
+    curvescope._checks.CurvescopeError: ...: is damaged, its checksum is wrong; ...
+    """
+    plain, tensors = _packed(path, value, kind)
+    text = json_text(path, plain)
+    if not tensors:
+        with atomic(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+        return
+    beside = tensors_beside(path)
+    raw = tensor_bytes(beside, tensors)
+    with atomic_all(beside, path) as (numbers, file):
+        numbers.write_bytes(raw)
+        file.write_text(text, encoding="utf-8")
+
+
+def load(path: PathLike, kind: type[T], *, remedy: str = _REMEDY) -> T:
+    """What :func:`save` wrote.
+
+    Args:
+        path: The file.
+        kind: What it must hold; a parameter ``Any`` takes whatever is there as plain JSON, without
+            its tensors.
+        remedy: What to do about a file that is refused.
+
+    Raises:
+        CurvescopeError: If the file is missing, holds something else, has another format, or is not
+            as it was written.
+    """
+    stored = read_json(path, links=False)
+    tensors: dict[str, Tensor] = {}
+    if Any not in get_args(kind) and _mentions_tensors(stored):
+        tensors, _ = read_tensors(tensors_beside(path), ours=True, links=False)
+    return unpack(kind, stored, repr(os.fspath(path)), tensors, remedy=remedy)
+
+
+def tensors_beside(path: PathLike) -> Path:
+    """Where the tensors of a stored dataclass lie."""
+    return Path(path).with_suffix(".safetensors")
+
+
+def header(stored: Any) -> str | None:
+    """The type that a stored dataclass says it has; None for anything else.
+
+    >>> header({"type": "Recipe", "format": 1, "checksum": "", "seed": 0}), header([])
+    ('Recipe', None)
+    """
+    if not isinstance(stored, dict) or not stored.keys() >= set(_HEADER):
+        return None
+    return stored["type"] if isinstance(stored["type"], str) else None
+
+
+# Lines ------------------------------------------------------------------------------------------
+
+
+def append_line(path: PathLike, value: Any) -> None:
+    """Add a dataclass without tensors as one line; a crash can tear only this line.
+
+    Raises:
+        CurvescopeError: If it cannot be written.
+    """
+    text = line(path, value)
+    with writing(path), Path(path).open("a", encoding="utf-8") as file:
+        file.write(text)
+
+
+def line(path: PathLike, value: Any) -> str:
+    """What :func:`append_line` writes; ``path`` is what errors are about."""
+    return encoded(path, _packed(path, value, None)[0], indent=None) + "\n"
+
+
+def load_lines(path: PathLike, kind: type[T], *, remedy: str = _REMEDY) -> list[T]:
+    """The dataclasses of a file of lines; a last line without its end is left out as torn.
+
+    Raises:
+        CurvescopeError: If the file is missing, or a complete line is not what was written.
+    """
+    where = repr(os.fspath(path))
+    return [unpack(kind, stored, where, remedy=remedy) for stored in read_json_lines(path)]
+
+
+# With a header ----------------------------------------------------------------------------------
+
+
+def pack(value: Any, kind: Any = None) -> dict[str, Any]:
+    """A dataclass without tensors as plain JSON with its type, format and checksum."""
+    plain, _ = _packed("pack", value, kind)
+    return plain
+
+
+def _packed(path: PathLike, value: Any, kind: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    kind = type(value) if kind is None else kind
+    reserved = set(_HEADER) & fields_of(kind).keys()
+    if reserved:
+        msg = f"{_name(kind)}: {sorted(reserved)[0]!r} is a field of every stored dataclass"
+        raise TypeError(msg)
+    try:
+        plain, tensors = encode(value, kind)
+    except Misfit as error:
+        msg = f"save({str(path)!r}): {error}; this cannot be stored"
+        raise CurvescopeError(msg) from None
+    head = {"type": _name(kind), "format": _format(kind)}
+    return {**head, "checksum": checksum({}, {**head, **plain}), **plain}, tensors
+
+
+def unpack(
+    kind: type[T],
+    stored: Any,
+    where: str,
+    tensors: dict[str, Tensor] | None = None,
+    *,
+    remedy: str = _REMEDY,
+) -> T:
+    """The dataclass in plain JSON with a header.
+
+    Args:
+        kind: What it must be.
+        stored: The JSON.
+        where: Where it comes from, for errors.
+        tensors: Those that were stored with it.
+        remedy: What to do about what is refused.
+
+    Raises:
+        CurvescopeError: If it is something else, of another format, or not as it was written.
+    """
+    named = header(stored)
+    if named is None or not _fits(named, kind):
+        what = "something else" if named is None else f"a {named}"
+        msg = f"{where}: holds no {_name(kind)}, but {what}; {remedy}"
+        raise CurvescopeError(msg)
+    content = {name: value for name, value in stored.items() if name != "checksum"}
+    if stored["format"] != _format(kind) or type(stored["format"]) is not int:
+        msg = (
+            f"{where}: has format {stored['format']!r}, this version reads {_format(kind)}; "
+            f"{remedy}"
+        )
+        raise CurvescopeError(msg)
+    if stored["checksum"] != checksum({}, content):
+        msg = f"{where}: is damaged, its checksum is wrong; {remedy}"
+        raise CurvescopeError(msg)
+    plain = {name: value for name, value in content.items() if name not in _HEADER}
+    try:
+        return decode(kind, plain, tensors)
+    except Misfit as error:
+        msg = f"{where}: is damaged ({error}); {remedy}"
+        raise CurvescopeError(msg) from None
+
+
+def _name(kind: Any) -> str:
+    """The name of a type with its parameters.
+
+    >>> _name(dict[str, int])
+    'dict[str, int]'
+    """
+    origin = get_origin(kind)
+    if origin is None:
+        return getattr(kind, "__name__", str(kind))
+    return f"{origin.__name__}[{', '.join(_name(each) for each in get_args(kind))}]"
+
+
+def _fits(named: str, kind: Any) -> bool:
+    if Any in get_args(kind):
+        return named.partition("[")[0] == _name(kind).partition("[")[0]
+    return named == _name(kind)
+
+
+def _format(kind: Any) -> int:
+    return int(getattr(get_origin(kind) or kind, "FORMAT", 1))
+
+
+def _mentions_tensors(stored: Any) -> bool:
+    """Whether there is the description of a tensor somewhere."""
+    if isinstance(stored, dict):
+        if stored.keys() == {"dtype", "shape", "checksum"}:
+            return True
+        return any(map(_mentions_tensors, stored.values()))
+    return isinstance(stored, list) and any(map(_mentions_tensors, stored))

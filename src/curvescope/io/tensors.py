@@ -1,0 +1,112 @@
+"""Named tensors as safetensors: plain numbers behind a JSON header, so that nothing in it can run.
+
+A file that is written here carries a checksum of its tensors and texts, which is compared when it
+is read; a file from elsewhere has none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from curvescope._checks import CurvescopeError
+from curvescope.io.checksum import checksum
+from curvescope.io.files import PathLike, atomic, check_regular, unreadable
+
+_KEY = "checksum"
+
+
+def write_tensors(
+    path: PathLike, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write named tensors and a text for each metadata key as one safetensors file.
+
+    Tensors on any device, views and tensors that share memory are copied; each one is written out.
+
+    Args:
+        path: The file; its folder must exist.
+        tensors: What to store, by name.
+        metadata: Texts to store with them.
+
+    Raises:
+        CurvescopeError: If a value is not a plain tensor, or a metadata value not a text.
+
+    >>> import tempfile, torch, pathlib
+    >>> place = pathlib.Path(tempfile.mkdtemp()) / "weights.safetensors"
+    >>> write_tensors(place, {"w": torch.arange(3.0)}, {"network": "F-200^2"})
+    >>> read_tensors(place)
+    ({'w': tensor([0., 1., 2.])}, {'network': 'F-200^2'})
+    """
+    raw = tensor_bytes(path, tensors, metadata)
+    with atomic(path) as temporary:
+        temporary.write_bytes(raw)
+
+
+def tensor_bytes(
+    path: PathLike, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> bytes:
+    """What :func:`write_tensors` writes; ``path`` is what errors are about."""
+    where = f"write_tensors({str(path)!r})"
+    texts = dict(metadata or {})
+    for name, value in tensors.items():
+        if not isinstance(value, Tensor) or value.is_sparse or value.is_meta:
+            msg = f"{where}: {name!r} must be a dense tensor with values, got {type(value)}"
+            raise CurvescopeError(msg)
+    for key, text in texts.items():
+        if not isinstance(text, str) or key == _KEY:
+            msg = f"{where}: metadata {key!r} must be a text, got {type(text).__name__}"
+            raise CurvescopeError(msg)
+    plain = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
+    return _with_texts(safetensors.torch.save(plain), {**texts, _KEY: checksum(plain, texts)})
+
+
+def _with_texts(raw: bytes, texts: Mapping[str, str]) -> bytes:
+    """The file with metadata in a fixed order; safetensors itself writes it in a random one."""
+    end = 8 + int.from_bytes(raw[:8], "little")
+    head = {"__metadata__": dict(sorted(texts.items())), **json.loads(raw[8:end])}
+    text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # the numbers begin at a multiple of eight
+    return b"".join([len(text).to_bytes(8, "little"), text, memoryview(raw)[end:]])
+
+
+def read_tensors(
+    path: PathLike, *, ours: bool = False, links: bool = True
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a safetensors file, on the CPU, and its metadata.
+
+    Args:
+        path: The file.
+        ours: Whether it must have been written here, and so carry a checksum.
+        links: Whether the file may be a symbolic link.
+
+    Raises:
+        CurvescopeError: If the file is missing, truncated, not a safetensors file, or not as it was
+            written.
+    """
+    check_regular(path, links=links)
+    try:
+        with safetensors.safe_open(os.fspath(path), framework="pt") as file:
+            metadata = dict(file.metadata() or {})
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+    except OSError as error:
+        msg = unreadable(path, error)
+        raise CurvescopeError(msg) from None
+    except (safetensors.SafetensorError, ValueError, RuntimeError) as error:
+        msg = (
+            f"{str(path)!r}: is not a complete safetensors file ({error}); it is truncated, "
+            "damaged or foreign"
+        )
+        raise CurvescopeError(msg) from None
+    noted = metadata.pop(_KEY, None)
+    if noted is None and ours:
+        msg = f"{str(path)!r}: has no checksum; it is damaged, or not from this version"
+        raise CurvescopeError(msg)
+    if noted is not None and noted != checksum(tensors, metadata):
+        msg = f"{str(path)!r}: is damaged, its checksum is wrong; restore it or make it anew"
+        raise CurvescopeError(msg)
+    return tensors, metadata

@@ -1,0 +1,188 @@
+"""JSON, read strictly: one meaning for every text, and a limit to what a text may ask for.
+
+Numbers that are not finite are written as ``NaN`` and ``Infinity``, which Python reads back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from curvescope._checks import CurvescopeError
+from curvescope.io.files import LARGEST, PathLike, atomic, read_bytes, writing
+
+_DEEPEST = 64
+_DIGITS = 40
+
+
+def write_json(path: PathLike, obj: Any) -> None:
+    """Write ``obj`` as indented JSON; dataclasses become objects, tuples become arrays.
+
+    Raises:
+        CurvescopeError: If something in ``obj`` has no JSON form; nothing is written then.
+
+    >>> import tempfile, pathlib
+    >>> place = pathlib.Path(tempfile.mkdtemp()) / "result.json"
+    >>> write_json(place, {"trace": 1.5, "shape": (2, 3)})
+    >>> read_json(place)
+    {'trace': 1.5, 'shape': [2, 3]}
+    """
+    text = json_text(path, obj)
+    with atomic(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def json_text(path: PathLike, obj: Any) -> str:
+    """What :func:`write_json` writes; ``path`` is what errors are about."""
+    return encoded(path, obj, indent=2) + "\n"
+
+
+def encoded(path: PathLike, obj: Any, *, indent: int | None) -> str:
+    """``obj`` as JSON; ``path`` is what errors are about."""
+    try:
+        return json.dumps(obj, indent=indent, ensure_ascii=False, default=_plain)
+    except (TypeError, ValueError, RecursionError) as error:
+        msg = f"write_json({str(path)!r}): {error}; convert it to numbers, texts, lists and dicts"
+        raise CurvescopeError(msg) from None
+
+
+def canonical(plain: Any) -> bytes:
+    """The bytes that a checksum of plain JSON is taken of: they do not depend on the layout.
+
+    >>> canonical({"b": [1, 2.5], "a": None})
+    b'{"a":null,"b":[1,2.5]}'
+    """
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return text.encode()
+
+
+def read_json(path: PathLike, *, largest: int = LARGEST, links: bool = True) -> Any:
+    """The contents of a JSON file.
+
+    Args:
+        path: The file.
+        largest: A longer file is refused before it is read.
+        links: Whether the file may be a symbolic link.
+
+    Raises:
+        CurvescopeError: If the file is missing, cannot be read, is not JSON, or is JSON of more
+            than one meaning; see :func:`parse_json`.
+    """
+    return parse_json(read_bytes(path, largest=largest, links=links), str(path))
+
+
+def append_json_line(path: PathLike, obj: Any) -> None:
+    """Add ``obj`` as one line of JSON; a crash can tear only this line, which a reader drops.
+
+    Raises:
+        CurvescopeError: If it cannot be written.
+
+    >>> import tempfile, pathlib
+    >>> log = pathlib.Path(tempfile.mkdtemp()) / "log.jsonl"
+    >>> append_json_line(log, {"epoch": 1})
+    >>> with log.open("a") as file:
+    ...     _ = file.write('{"epo')
+    >>> read_json_lines(log)
+    [{'epoch': 1}]
+    """
+    text = encoded(path, obj, indent=None)
+    with writing(path), Path(path).open("a", encoding="utf-8") as file:
+        file.write(text + "\n")
+
+
+def read_json_lines(path: PathLike) -> list[Any]:
+    """The objects of a file of JSON lines; a last line without its end is left out as torn.
+
+    Raises:
+        CurvescopeError: If the file is missing, or a complete line is not JSON.
+    """
+    *lines, _ = read_bytes(path).split(b"\n")
+    return [parse_json(line, str(path), what="a line") for line in lines]
+
+
+def parse_json(text: str | bytes, place: str, *, what: str = "") -> Any:
+    r"""What a JSON text means.
+
+    Args:
+        text: The text, in UTF-8 if it is given as bytes.
+        place: Where it comes from, for errors.
+        what: Which part of that it is.
+
+    Raises:
+        CurvescopeError: If it is not JSON, or has a name twice in one object, a number that no
+            float holds or of more than forty digits, more than 64 levels, or half of a character.
+
+    >>> parse_json('{"a": 1, "a": 2}', "result.json")
+    Traceback (most recent call last):
+    curvescope._checks.CurvescopeError: 'result.json': is not JSON ('a' stands there twice); ...
+    """
+    subject = f"{place!r}: {what + ' ' if what else ''}is not JSON"
+    try:
+        value = json.loads(text, object_pairs_hook=_once, parse_int=_integer, parse_float=_number)
+        _check_depth(value)
+        canonical(value)  # a text may hold half of a surrogate pair, which no file can
+    except RecursionError:
+        msg = f"{subject} ({_too_deep()}); the file is damaged or foreign"
+        raise CurvescopeError(msg) from None
+    except ValueError as error:
+        msg = f"{subject} ({error}); the file is damaged or foreign"
+        raise CurvescopeError(msg) from None
+    return value
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        msg = f"{twice!r} stands there twice"
+        raise ValueError(msg)
+    return found
+
+
+def _integer(text: str) -> int:
+    if len(text) > _DIGITS:
+        msg = f"a number has {len(text)} digits"
+        raise ValueError(msg)
+    return int(text)
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if len(text) > _DIGITS or math.isinf(value):
+        msg = f"no float is {text[:_DIGITS]}"
+        raise ValueError(msg)
+    return value
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(_DEEPEST + 1):
+        level = [inner for outer in level for inner in _inside(outer)]
+        if not level:
+            return
+    raise ValueError(_too_deep())
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _too_deep() -> str:
+    return f"it is nested more than {_DEEPEST} levels deep"
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    msg = f"{type(value).__name__} has no JSON form"
+    raise TypeError(msg)
