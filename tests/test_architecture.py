@@ -271,3 +271,83 @@ def test_an_undocumented_name_is_found() -> None:
             """Has a docstring, but no place on the page."""
 
     assert undocumented(["bare", "missing"], {"bare"}, Namespace) == ["bare", "missing"]
+
+
+# Flags and switches ----------------------------------------------------------------------
+
+SWITCHES = {
+    "allow_tf32",
+    "benchmark",
+    "enable_flash_sdp",
+    "enable_math_sdp",
+    "enable_mem_efficient_sdp",
+    "fp32_precision",
+    "training",
+}
+SETTERS = {"sdpa_kernel", "set_float32_matmul_precision", "set_fastpath_enabled"}
+
+
+def flags_set(source: str) -> list[str]:
+    """Where a file sets the flags of modules or torch's switches."""
+    tree = ast.parse(source)
+    modules = {name.rpartition(".")[2] for name in imports(source)}
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            called = node.func
+            name = getattr(called, "attr", getattr(called, "id", ""))
+            owner = getattr(getattr(called, "value", None), "id", None)
+            if isinstance(called, ast.Attribute) and name in ("train", "eval"):
+                if owner not in modules:  # a function of a module, not a method
+                    found.append(f"{node.lineno}: .{name}(")
+            elif name in SETTERS or (name.startswith("enable_") and name in SWITCHES):
+                found.append(f"{node.lineno}: {name}(")
+            elif name == "setattr" and ast.unparse(node.args[1]).strip("'\"") in SWITCHES:
+                found.append(f"{node.lineno}: setattr")
+        targets = getattr(node, "targets", [getattr(node, "target", None)])
+        for target in targets if isinstance(node, ast.Assign | ast.AugAssign) else ():
+            for part in ast.walk(target):
+                if isinstance(part, ast.Attribute) and part.attr in SWITCHES:
+                    found.append(f"{node.lineno}: .{part.attr} =")
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(PACKAGE)) for path in FILES])
+def test_flags_are_set_in_one_place(path: Path) -> None:
+    """`curvescope._state` alone puts modules in a mode and moves torch's switches."""
+    if folder_of(path) != "_state":
+        assert flags_set(path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "model.eval()",
+        "model.net.train(False)",
+        "copy.deepcopy(model).eval()",
+        "module.training = True",
+        "a.training, b.training = True, False",
+        "setattr(module, 'training', flag)",
+        "with sdpa_kernel(SDPBackend.MATH):\n    pass",
+        "torch.set_float32_matmul_precision('high')",
+        "torch.backends.cudnn.conv.fp32_precision = 'ieee'",
+        "torch.backends.cuda.matmul.allow_tf32 = True",
+        "torch.backends.cudnn.benchmark = True",
+        "torch.backends.cuda.enable_flash_sdp(False)",
+    ],
+)
+def test_a_flag_set_elsewhere_is_seen(line: str) -> None:
+    assert len(flags_set(line)) >= 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from curvescope.training import loop\nloop.train(model, data)",
+        "train(model, data)",
+        "was = model.training",
+        "found['tf32'] = torch.backends.cuda.matmul.fp32_precision == 'tf32'",
+    ],
+)
+def test_reading_a_flag_is_no_setting(line: str) -> None:
+    assert flags_set(line) == []

@@ -18,7 +18,6 @@ from curvescope.certificates.evaluate import (
 )
 from curvescope.certificates.losses import error_rate
 from curvescope.certificates.posterior import Posterior
-from curvescope.certificates.precision import strict_precision
 from tests.certificates.models import blobs, convnet, mlp, normal, random_bases, state_of
 
 
@@ -133,19 +132,6 @@ def test_orientation_errors(generator) -> None:
     exact = exact_linear_error(posterior, X, y)
     estimate = stochastic_error(model, posterior, (X, y), generator=generator)
     assert abs(estimate - exact) <= 4 * math.sqrt(exact * (1 - exact) / (20 * 300))
-
-
-def test_precision_is_strict_inside_and_restored_after() -> None:
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("high")
-    try:
-        with strict_precision():
-            assert torch.get_float32_matmul_precision() == "highest"
-            assert not torch.backends.cudnn.allow_tf32
-        assert torch.get_float32_matmul_precision() == "high"
-        assert torch.backends.cudnn.allow_tf32 == before[1]
-    finally:
-        torch.set_float32_matmul_precision(before[0])
 
 
 def test_slack_must_be_positive(generator) -> None:

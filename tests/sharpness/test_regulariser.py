@@ -157,9 +157,9 @@ def test_a_call_leaves_no_trace_in_the_model() -> None:
     before = copy.deepcopy(model.state_dict())
     _, X, y = case("mlp-relu")
     state = torch.get_rng_state()
-    TraceRegulariser("ggn", weight=1.0, generator=generator())(model.train(), X, y)
+    TraceRegulariser("ggn", weight=1.0, generator=generator())(model, X, y)
     assert torch.equal(torch.get_rng_state(), state)
-    assert all(module.training for module in model.modules())
+    assert [module.training for module in model.modules()] == [True, True, False, True, True]
     assert all(p.grad is None for p in model.parameters())
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name]), name

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from curvescope import io
+from curvescope._state import evaluated
 from curvescope.catalogue.entry import Settings
 from curvescope.data import Dataset
 from curvescope.networks import network
@@ -91,6 +92,6 @@ def trained(
         found = {k.removeprefix(start): v for k, v in weights.items() if k.startswith(start)}
         model.load_state_dict(found)
     return tuple(
-        Subject(model.eval(), start, seed)
+        Subject(evaluated(model), start, seed)
         for model, start, seed in zip(models, initial, seeds, strict=True)
     )

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from curvescope._checks import ModelError
+from curvescope._state import evaluated, strict_precision
 from curvescope.certificates.bases import Bases, Eigenbases
 from curvescope.certificates.blocks import Block, Layout
-from curvescope.certificates.precision import strict_precision
 from curvescope.problem.problem import Problem
 from curvescope.structure.factors import kronecker_factors
 
@@ -44,7 +44,7 @@ class CurvatureBases:
     def __init__(
         self, model: nn.Module, layout: Layout, data: tuple[Tensor, Tensor], *, closed: bool = False
     ) -> None:
-        self._model = copy.deepcopy(model).eval()
+        self._model = evaluated(copy.deepcopy(model))
         self._layout, self._closed = layout, closed
         self.decompose = Eigenbases(layout)
         every = -(-len(data[0]) // SAMPLES)  # spread over the data, whose order may mean something

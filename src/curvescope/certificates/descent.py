@@ -24,11 +24,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from curvescope._state import strict_precision
 from curvescope.certificates.bases import Bases
 from curvescope.certificates.losses import error_rate, margins, surrogate
 from curvescope.certificates.methods import Method
 from curvescope.certificates.network import StochasticNetwork
-from curvescope.certificates.precision import strict_precision
 
 _MEMORY = 0.9  # of the averaged gradient
 _ALPHA = 0.9  # RMSprop, as Dziugaite & Roy

@@ -31,13 +31,13 @@ from torch import Tensor, nn
 
 from curvescope import io
 from curvescope._checks import CurvescopeError, finite_float
+from curvescope._state import strict_precision
 from curvescope.certificates.bound import draws_for_slack, monte_carlo_bound
 from curvescope.certificates.divergence import quotient_upwards
 from curvescope.certificates.losses import error_rate
 from curvescope.certificates.network import StochasticNetwork
 from curvescope.certificates.optimise import Progress
 from curvescope.certificates.posterior import Posterior
-from curvescope.certificates.precision import strict_precision
 
 BLOCK = 100  # the bound counts blocks, so a larger one would only cost more
 _BATCH = 2000

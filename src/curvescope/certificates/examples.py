@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from curvescope import identity
 from curvescope._checks import CurvescopeError
+from curvescope._state import held
 
 
 def home(where: str, model: nn.Module) -> tuple[torch.device, torch.dtype]:
@@ -61,12 +62,8 @@ def as_examples(
 
 def check_labels(where: str, model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
     """Refuse labels that the model's outputs do not cover."""
-    was_training = model.training
-    try:
-        with torch.no_grad():
-            output = model.eval()(data[0][:2])
-    finally:
-        model.train(was_training)
+    with held(model, "eval"), torch.no_grad():
+        output = model(data[0][:2])
     classes = 2 if output.ndim == 1 or output.shape[1] == 1 else output.shape[1]
     low, high = int(data[1].min()), int(data[1].max())
     if low < 0 or high >= classes:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from curvescope._checks import CurvescopeError
+from curvescope._state import fast_precision
 from curvescope.certificates.bases import Bases
 from curvescope.certificates.blocks import Layout
 from curvescope.certificates.bound import complexity
@@ -24,7 +25,6 @@ from curvescope.certificates.losses import margins
 from curvescope.certificates.methods import Method
 from curvescope.certificates.network import StochasticNetwork
 from curvescope.certificates.posterior import Posterior
-from curvescope.certificates.precision import fast_precision
 
 log = logging.getLogger("curvescope")
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from curvescope import io
 from curvescope._checks import CurvescopeError
+from curvescope._state import evaluated
 from curvescope.certificates.blocks import Layout
 from curvescope.certificates.examples import as_examples, overlap, split
 
@@ -146,7 +147,7 @@ def _train_prior(
     generator: torch.Generator,
 ) -> nn.Module:
     """The network trained by Adam on the prior's part of the data."""
-    start = copy.deepcopy(model).eval()
+    start = evaluated(copy.deepcopy(model))
     with torch.no_grad():
         for name, value in initial.items():
             start.get_parameter(name).copy_(value)

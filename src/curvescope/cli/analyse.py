@@ -190,12 +190,13 @@ def _problems(
 ) -> tuple[Problem, Problem | None]:
     import torch
 
+    from curvescope._state import evaluated
     from curvescope.cli.inputs import choose_device
     from curvescope.experiments.load import choose_samples
     from curvescope.experiments.stages.context import derived
     from curvescope.problem import Problem
 
-    model = subject.model.to(choose_device(device)).eval()
+    model = evaluated(subject.model.to(choose_device(device)))
     train, test = subject.data.train, subject.data.test
     if samples is not None:
         generator = torch.Generator().manual_seed(derived(seed, "samples"))

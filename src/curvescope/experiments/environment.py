@@ -29,7 +29,7 @@ def environment(device: torch.device | str = "cpu") -> dict[str, Any]:
     if device.type == "cuda":
         found["device"] = torch.cuda.get_device_name(device)
         found["cuda"] = torch.version.cuda
-        found["tf32"] = torch.backends.cuda.matmul.allow_tf32
+        found["tf32"] = torch.backends.cuda.matmul.fp32_precision == "tf32"
     return found
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from curvescope import io
 from curvescope._checks import CurvescopeError
+from curvescope._state import evaluated
 from curvescope.experiments import known as best
 from curvescope.experiments import load, trained
 from curvescope.experiments.stages import sharpness as stage
@@ -190,7 +191,7 @@ def _measure(
     device: str,
     tell: Callable[[str], None],
 ) -> dict[str, SharpnessReport]:
-    model = trained.load_run(folder).to(load.choose_device(device)).eval()
+    model = evaluated(trained.load_run(folder).to(load.choose_device(device)))
     recipe, few = config["recipe"], splits.train
     if measuring.samples is not None:
         g = torch.Generator().manual_seed(derived(measuring.seed, "samples"))

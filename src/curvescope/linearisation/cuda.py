@@ -1,31 +1,11 @@
-"""What is special to CUDA: kernels chosen by measurement, and products replayed as one graph."""
+"""What is special to CUDA: products replayed as one graph."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
-
-
-@contextmanager
-def tuned_kernels(device: torch.device) -> Iterator[None]:
-    """Let cuDNN measure which convolution kernel is fastest for each new shape, once.
-
-    Its rule of thumb can be far off for the small images of deep layers: on an H200 the gradient of
-    a VGG11 took 63.5 ms with it and 28.7 ms with measured kernels. Worth its set-up only for
-    products that are repeated; left alone where the user asked for determinism.
-    """
-    settings = torch.backends.cudnn
-    if device.type != "cuda" or settings.deterministic or settings.benchmark:
-        yield
-        return
-    settings.benchmark = True
-    try:
-        yield
-    finally:
-        settings.benchmark = False
 
 
 class CapturedProduct:

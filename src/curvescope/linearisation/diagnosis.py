@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -38,25 +38,20 @@ def explain_failure(problem: Problem, batch: Batch | None) -> Iterator[None]:
 def _find(problem: Problem, batch: Batch) -> str | None:
     """The first leaf module whose own second derivative fails at the inputs it gets."""
     calls: list[tuple[str, nn.Module, tuple[Any, ...], dict[str, Any]]] = []
-    handles = []
-    for name, module in problem.model.named_modules():
-        if next(module.children(), None) is None:
+    with problem.evaluation():
+        with ExitStack() as hooks:
+            for name, module in problem.model.named_modules():
+                if next(module.children(), None) is None:
 
-            def note(m: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
-                calls.append((name, m, args, kwargs))
+                    def note(m: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
+                        calls.append((name, m, args, kwargs))
 
-            handles.append(module.register_forward_pre_hook(note, with_kwargs=True))
-    try:
-        with problem.evaluation():
+                    handle = module.register_forward_pre_hook(note, with_kwargs=True)
+                    hooks.callback(handle.remove)
             problem.output(problem.variables(), batch)
-            for handle in handles:
-                handle.remove()
-            for name, module, args, kwargs in calls:
-                if _fails(module, args, kwargs):
-                    return f"{name!r} ({type(module).__name__})"
-    finally:
-        for handle in handles:
-            handle.remove()
+        for name, module, args, kwargs in calls:
+            if _fails(module, args, kwargs):
+                return f"{name!r} ({type(module).__name__})"
     return None
 
 

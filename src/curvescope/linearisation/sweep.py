@@ -18,9 +18,10 @@ from torch import Tensor
 
 from curvescope import _checks
 from curvescope._checks import CurvescopeError
+from curvescope._state import tuned_kernels
 from curvescope.linearisation import memory
 from curvescope.linearisation.batch import Columns, GraphBatch, LinearisedBatch, TapeBatch
-from curvescope.linearisation.cuda import CapturedProduct, tuned_kernels
+from curvescope.linearisation.cuda import CapturedProduct
 from curvescope.linearisation.diagnosis import explain_failure
 from curvescope.linearisation.outputs import Mix
 from curvescope.linearisation.rules import Untraceable

@@ -10,8 +10,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from curvescope._checks import CurvescopeError
+from curvescope._state import full_precision
 from curvescope.linearisation.outputs import Mix
-from curvescope.linearisation.precision import full_precision
 from curvescope.linearisation.sweep import Footprint, Options, sweep_of
 from curvescope.linearisation.vanishing import residual_has_no_diagonal
 from curvescope.operators.base import LinearOperator

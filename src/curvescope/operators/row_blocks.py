@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from curvescope._checks import CurvescopeError
+from curvescope._state import full_precision
 from curvescope.linearisation import memory, samples
 from curvescope.linearisation.layers import (
     LayerRecord,
@@ -17,7 +18,6 @@ from curvescope.linearisation.layers import (
     record_layers,
 )
 from curvescope.linearisation.norms import is_fixed_norm, record_norms
-from curvescope.linearisation.precision import full_precision
 from curvescope.operators.rows import LayerRows, Rows, WrittenRows, join
 from curvescope.problem import ParamSpace, Problem
 from curvescope.problem.batches import Batch

@@ -11,11 +11,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import TorchFunctionMode
 
-from curvescope import _checks
+from curvescope import _checks, _state
 from curvescope._checks import CurvescopeError, ModelError
 from curvescope.problem.batches import Batch, Batches
 from curvescope.problem.calling import call_with
@@ -112,19 +110,13 @@ class Problem:
     @contextmanager
     def evaluation(self) -> Iterator[None]:
         """The model as this problem sees it: mode set, attention differentiable; restored after."""
-        flags = [(m, m.training) for m in self.model.modules()]
+        mode: _state.Mode = "norms train" if self.mode == "train" else "eval"
         with ExitStack() as stack:
-            stack.enter_context(torch.enable_grad())
-            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            stack.enter_context(_state.held(self.model, mode))
+            stack.enter_context(_state.differentiable())
             if not self._checked:
                 stack.enter_context(_AttentionNotice())
-            try:
-                for module, _ in flags:
-                    module.training = self.mode == "train" and isinstance(module, _NormBase)
-                yield
-            finally:
-                for module, training in flags:
-                    module.training = training
+            yield
 
     def variables(self) -> dict[str, Tensor]:
         """Fresh leaves that share the memory of the chosen parameters."""
@@ -185,8 +177,8 @@ class Problem:
             self.params.size if gradient else 0, dtype=self.dtype, device=self.device
         )
         terms = 0
-        with self.evaluation():
-            for batch in self.batches():
+        for batch in self.batches():
+            with self.evaluation():
                 z = self.output(variables, batch)
                 at = self.loss_at(z, batch)
                 total += at.value().double()
@@ -207,9 +199,8 @@ class Problem:
 
         Cost: three passes over the data with gradients, twice on the first batch.
         """
+        variables, first = self.variables(), next(iter(self.data))
         with self.evaluation():
-            variables = self.variables()
-            first = next(iter(self.data))
             a, b = (self.output(variables, first).detach() for _ in range(2))
         if not bool(torch.isfinite(a).all()):
             msg = (

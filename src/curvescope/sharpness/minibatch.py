@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from curvescope import _checks
 from curvescope._checks import CurvescopeError
+from curvescope._state import differentiable
 from curvescope.problem.losses import Loss, as_loss
 from curvescope.sharpness.tracing.capture import Capture
 from curvescope.sharpness.tracing.forward import batch_norms_train, quiet
@@ -87,7 +87,7 @@ def minibatch_metric(
         msg = f"{where}: no parameter of the model requires grad"
         raise CurvescopeError(msg)
     capture = Capture(parameters, second_order=False)
-    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), quiet(model) as call:
+    with differentiable(), quiet(model) as call:
         with capture:
             z = call(X)
         capture.interacting = batch_norms_train(model) or not samples_apart(

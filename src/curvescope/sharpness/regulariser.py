@@ -33,10 +33,10 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from curvescope import _checks
 from curvescope._checks import CurvescopeError
+from curvescope._state import differentiable
 from curvescope.problem.losses import Loss, UserLoss, as_loss
 from curvescope.sharpness.tracing.capture import Capture
 from curvescope.sharpness.tracing.forward import batch_norms_train, quiet, run, take
@@ -175,7 +175,7 @@ class TraceRegulariser:
             msg = "TraceRegulariser: no parameter of the model requires grad"
             raise CurvescopeError(msg)
         # The fused kernels of attention have no second derivative.
-        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        with differentiable():
             if not self._needs_hessian(model, X):
                 with Capture(parameters, second_order=True) as capture:
                     z = call(X)

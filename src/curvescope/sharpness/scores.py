@@ -47,16 +47,16 @@ def scores(problem: Problem) -> Scores:
     variables = problem.variables()
     losses, wrong = Samples((), problem.device), Samples((), problem.device)
     total, terms = torch.zeros((), dtype=torch.float64, device=problem.device), 0
-    with problem.evaluation():
-        for batch in problem.batches():
+    for batch in problem.batches():
+        with problem.evaluation():
             z = problem.output(variables, batch).detach()
-            at = problem.loss_at(z, batch)
-            total, terms = total + at.value().double(), terms + at.count
-            each, misses = _terms(problem, z, batch.target)
-            if each is not None and len(each):
-                losses.add(each)
-            if misses is not None and len(misses):
-                wrong.add(misses.double())
+        at = problem.loss_at(z, batch)
+        total, terms = total + at.value().double(), terms + at.count
+        each, misses = _terms(problem, z, batch.target)
+        if each is not None and len(each):
+            losses.add(each)
+        if misses is not None and len(misses):
+            wrong.add(misses.double())
     stderr = float(losses.stderr) if losses.count else float("inf")
     loss = Estimate(float(total / max(terms, 1)), stderr, 0, terms)
     error = wrong.estimate(0, Status.DONE) if wrong.count else None

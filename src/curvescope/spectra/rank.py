@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from curvescope import _checks
 from curvescope._checks import CurvescopeError
+from curvescope._state import held
 from curvescope.spectra.estimate import Estimate, Samples
 from curvescope.spectra.measure import SpectralMeasure
 
@@ -127,16 +129,9 @@ def _neurons(model: nn.Module, shape: list[int], count: str) -> list[int]:
         seen[module] = output.shape[axis] if count == "channels" else output.numel()
 
     layers = [module for module in model.modules() if isinstance(module, _NEURONS)]
-    hooks = [module.register_forward_hook(record) for module in layers]
-    modes = [(module, module.training) for module in model.modules()]
     parameter = next(model.parameters(), torch.empty(0))
-    try:
-        model.eval()
-        with torch.no_grad():
-            model(torch.zeros(1, *shape, dtype=parameter.dtype, device=parameter.device))
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for module, training in modes:
-            module.training = training
+    with held(model, "eval"), torch.no_grad(), ExitStack() as hooks:
+        for layer in layers:
+            hooks.callback(layer.register_forward_hook(record).remove)
+        model(torch.zeros(1, *shape, dtype=parameter.dtype, device=parameter.device))
     return list(seen.values())

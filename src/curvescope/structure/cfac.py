@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from curvescope._state import full_precision
 from curvescope.linearisation.layers import linear_layers, record_layers
 from curvescope.linearisation.outputs import LossHessian
-from curvescope.linearisation.precision import full_precision
 from curvescope.linearisation.roots import root
 from curvescope.linearisation.samples import pieces
 from curvescope.operators.algebra import Sum

@@ -28,9 +28,9 @@ import torch
 from torch import Tensor
 
 from curvescope._checks import CurvescopeError
+from curvescope._state import full_precision
 from curvescope.linearisation import memory, samples
 from curvescope.linearisation.extended import Extended, extended, merge, scatter
-from curvescope.linearisation.precision import full_precision
 from curvescope.operators.base import LinearOperator
 from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.operators.simple import LowRank

@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 
 from curvescope._checks import CurvescopeError
+from curvescope._state import full_precision
 from curvescope.linearisation import samples
 from curvescope.linearisation.extended import Extended, extended
 from curvescope.linearisation.layers import linear_layers, record_layers
-from curvescope.linearisation.precision import full_precision
 from curvescope.problem import Problem
 from curvescope.structure.moments import LayerMoments
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from curvescope import io
+from curvescope import _state, io
 from curvescope._checks import CurvescopeError
-from curvescope.linearisation.cuda import tuned_kernels
 from curvescope.training.engine import make_engine
 from curvescope.training.folder import RunFolder
 from curvescope.training.objective import Fit, Penalty, as_tensors, check_fit, home, totals
@@ -71,7 +70,8 @@ def train(
     random numbers on the host may say so with an attribute ``capturable = True``.
 
     Args:
-        model: The network; in evaluation mode afterwards.
+        model: The network; in evaluation mode afterwards. A part that is in evaluation mode while
+            the model is in training mode (a frozen batch norm) stays so during the training.
         data: A pair of tensors ``(X, y)`` or a data set.
         recipe: See :class:`Recipe`.
         test: Data to measure the model on after each epoch.
@@ -174,7 +174,7 @@ def train_many(
         for i, run in runs.items():
             results[i] = run.conclude(X, y, measured)
     for model in models:
-        model.eval()
+        _state.evaluated(model)
     return tuple(results[i] for i in range(len(models)))
 
 
@@ -236,10 +236,12 @@ def _held(runs: Iterable[Run], device: torch.device) -> Iterator[None]:
     with (
         torch.cuda.device(device) if on_cuda else nullcontext(),
         torch.random.fork_rng(devices=[device] if on_cuda else []),
-        tuned_kernels(device),
+        _state.tuned_kernels(device),
+        ExitStack() as training,
     ):
         try:
             for run in runs:
+                training.enter_context(_state.in_training(run.model))
                 run.start()
                 held.append(run)
             yield
@@ -258,8 +260,6 @@ def _advance(
     """Train runs that have the same epochs behind them, side by side, to the epoch ``until``."""
     penalty = runs[0].penalty
     capture = penalty is None or bool(getattr(penalty, "capturable", False))
-    for run in runs:
-        run.model.train()
     engine = make_engine([run.learner for run in runs], *data, capture=capture)
     first = runs[0].epoch
     total = runs[0].recipe.epochs * engine.steps
@@ -288,9 +288,8 @@ def _measure(runs: Sequence[Run], samples: int, test: Split | None) -> list[tupl
     readings = [run.learner.totals for run in runs]
     if test is not None:
         for run in runs:
-            run.model.eval()
-            readings.append(totals(run.model, *test, run.recipe.loss))
-            run.model.train()
+            with _state.held(run.model, "eval"):
+                readings.append(totals(run.model, *test, run.recipe.loss))
     numbers = torch.stack(readings).tolist()
     fits = [Fit.of(pair, samples) for pair in numbers[: len(runs)]]
     if test is None:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from curvescope._checks import CurvescopeError, one_of
+from curvescope._state import held
 
 LOSSES = ("cross_entropy", "binary_logistic")
 
@@ -109,15 +110,13 @@ def as_tensors(
 @torch.no_grad()
 def check_fit(where: str, model: nn.Module, loss: str, X: Tensor, y: Tensor) -> None:
     """Refuse inputs, labels or a loss that do not fit the model, before a kernel fails on them."""
-    was_training = model.training
     try:
-        output = model.eval()(X[:1])
+        with held(model, "eval"):
+            output = model(X[:1])
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         msg = f"{where}: the model does not take inputs of shape {list(X.shape[1:])} ({reason})"
         raise CurvescopeError(msg) from None
-    finally:
-        model.train(was_training)
     if not isinstance(output, Tensor) or output.ndim != 2:
         found = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
         msg = f"{where}: the model must give one row of outputs for each input, got {found}"
@@ -168,12 +167,8 @@ def evaluate(model: nn.Module, data: Any, *, loss: str = "cross_entropy") -> Fit
     device, dtype = home(where, model)
     X, y = as_tensors(where, data, device, dtype)
     check_fit(where, model, loss, X, y)
-    was_training = model.training
-    model.eval()
-    try:
+    with held(model, "eval"):
         return Fit.of(totals(model, X, y, loss), len(y))
-    finally:
-        model.train(was_training)
 
 
 def home(where: str, model: nn.Module) -> tuple[torch.device, torch.dtype]:
@@ -192,17 +187,17 @@ def home(where: str, model: nn.Module) -> tuple[torch.device, torch.dtype]:
 
 @torch.no_grad()
 def refresh_batch_norm(model: nn.Module, X: Tensor, batch_size: int) -> None:
-    """Recompute the statistics of every batch norm as averages over the batches of ``X``.
+    """Recompute the statistics of the batch norms that train as averages over batches of ``X``.
 
     The statistics of the weights' path say nothing about an average of weights; after averaging
-    they are computed anew in one pass over the data in training mode, each batch counting the same.
+    they are computed anew in one pass over the data, each batch counting the same. The model must
+    be in the mode of its training.
     """
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    norms = [norm for norm in norms if norm.track_running_stats]
+    norms = [norm for norm in norms if norm.training and norm.track_running_stats]
     if not norms:
         return
     momenta = [norm.momentum for norm in norms]
-    model.train()
     for norm in norms:
         norm.reset_running_stats()
         norm.momentum = None  # torch's way of saying: a plain average
@@ -213,4 +208,3 @@ def refresh_batch_norm(model: nn.Module, X: Tensor, batch_size: int) -> None:
     finally:
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
-        model.eval()

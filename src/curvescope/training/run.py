@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from curvescope import _random
 from curvescope._checks import CurvescopeError
+from curvescope._state import held
 from curvescope.identity import digest
 from curvescope.networks.spec import NetworkSpec
 from curvescope.training.folder import RunFolder, State
@@ -115,10 +116,10 @@ class Run:
             if self._average is not None:
                 self.learner.weights.copy_(self._average)
                 refresh_batch_norm(self.model, X, self.recipe.batch_size)
-            self.model.eval()
-            for i, data in enumerate(((X, y), test)):
-                if data is not None:
-                    fits[i] = Fit.of(totals(self.model, *data, self.recipe.loss), len(data[1]))
+            with held(self.model, "eval"):
+                for i, data in enumerate(((X, y), test)):
+                    if data is not None:
+                        fits[i] = Fit.of(totals(self.model, *data, self.recipe.loss), len(data[1]))
         trained = Trained(
             self.recipe,
             tuple(self.history),

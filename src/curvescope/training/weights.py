@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from curvescope import io
 from curvescope._checks import CurvescopeError
+from curvescope._state import evaluated
 from curvescope.networks.names import network
 from curvescope.networks.spec import NetworkSpec
 
@@ -108,7 +109,7 @@ def load_network(path: io.PathLike) -> nn.Module:
     if len(types) == 1:
         model.to(types.pop())
     load_weights(path, model)
-    return model.eval()
+    return evaluated(model)
 
 
 def _file(where: str, path: io.PathLike) -> Path:

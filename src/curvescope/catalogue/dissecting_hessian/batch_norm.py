@@ -7,6 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from curvescope._state import evaluated, held
 from curvescope.catalogue.dissecting_hessian import families, panels
 from curvescope.catalogue.dissecting_hessian.families import (
     CIFAR_BN,
@@ -76,10 +77,10 @@ def after_pooling(model: nn.Module, X: Tensor) -> nn.Module:
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.reset_running_stats()
             module.momentum = None  # the mean over all batches
-    moved.train()
-    for batch in X.split(2000):
-        moved(batch)
-    return moved.eval()
+    with held(moved, "train"):
+        for batch in X.split(2000):
+            moved(batch)
+    return evaluated(moved)
 
 
 def prominence(study: LayerStudy) -> Row:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from curvescope._state import evaluated
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
 from curvescope.data import dataset
 from curvescope.networks import network
@@ -92,7 +93,7 @@ def lines(name: str, inputs: Shape, classes: int = 10) -> list[Line]:
     >>> lines("logistic", (1, 2, 2))
     [('Flatten', (4,)), ('Linear', (10,))]
     """
-    model = network(name, inputs, classes).eval()
+    model = evaluated(network(name, inputs, classes))
     x = torch.zeros(1, *inputs)
     found = []
     for module in model.children():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from curvescope._state import evaluated
 from curvescope.catalogue.dissecting_hessian.families import MINIATURE, first, scaled
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
 from curvescope.catalogue.pictures import Curve, Panel, Picture
@@ -47,7 +48,8 @@ def run(settings: Settings) -> Outcome:
         settings.tell(f"factors after epoch {epoch}")
         file = "initial" if epoch == 0 else f"epoch-{epoch:05d}"
         load_weights(folder / "weights" / f"{file}.safetensors", model)
-        found = kronecker_factors(Problem(model.eval(), few.batches(5000)), layers=[LAYER])[LAYER]
+        problem = Problem(evaluated(model), few.batches(5000))
+        found = kronecker_factors(problem, layers=[LAYER])[LAYER]
         inputs.append(_descending(found.autocorrelation))
         outputs.append(_descending(found.output_hessian))
     classes = data.classes

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
+from curvescope._state import evaluated
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
 from curvescope.catalogue.flatness import solutions
 from curvescope.catalogue.flatness.ritz import panel, ritz
@@ -48,7 +49,7 @@ class Plan:
             file = "initial" if epoch == 0 else f"epoch-{epoch:05d}"
             load_weights(folder / "weights" / f"{file}.safetensors", model)
             few = solutions.problem(
-                model.eval(), self.data, samples=self.samples, size=128, mode=mode
+                evaluated(model), self.data, samples=self.samples, size=128, mode=mode
             )
             yield epoch, few
 

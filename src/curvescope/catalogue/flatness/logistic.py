@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from curvescope._state import evaluated
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
 from curvescope.catalogue.flatness import solutions
 from curvescope.catalogue.flatness.regression import regressions
@@ -77,7 +78,7 @@ def _solutions(settings: Settings, data: Dataset, recipes: Mapping[str, Recipe])
         model = network("logistic", data.input_shape, data.classes).to(settings.device)
         own = {key: kept[f"{i}.{key}"] for key in model.state_dict()}
         model.load_state_dict(own)
-        found.append(Solution(name, model.eval()))
+        found.append(Solution(name, evaluated(model)))
     return found
 
 

@@ -100,7 +100,7 @@ def _fresh(settings: Settings, name: str, data: Dataset) -> nn.Module:
 
 
 def _start(settings: Settings, name: str, data: Dataset) -> Start:
-    model = _fresh(settings, name, data).train()
+    model = _fresh(settings, name, data)
     regulariser = TraceRegulariser("ggn", weight=1.0, probes=8, generator=settings.generator(2))
     found = regulariser.objective(model, data.X[:BATCH], data.y[:BATCH])
     return Start(found.loss.item(), found.penalty.item())

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
+from curvescope._state import evaluated
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
 from curvescope.catalogue.flatness import solutions
 from curvescope.catalogue.pictures import Curve, Panel, Picture
@@ -55,7 +56,7 @@ def run(settings: Settings) -> Outcome:
         for matrix, name in MATRICES.items():
             settings.tell(f"{name} after epoch {epoch}")
             study = subsampling_study(
-                solutions.problem(model.eval(), data, size=2500),
+                solutions.problem(evaluated(model), data, size=2500),
                 sizes,
                 matrix=matrix,
                 repeats=settings.pick(smoke=6, small=8, paper=40),

@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from curvescope._state import evaluated, fast_precision
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
 from curvescope.catalogue.pictures import Curve, Panel, Picture
 from curvescope.catalogue.traces import subjects
-from curvescope.certificates.precision import fast_precision
 from curvescope.data import Dataset
 from curvescope.networks import network
 from curvescope.problem import Problem
@@ -106,7 +106,7 @@ def _trained(
     with fast_precision():  # on a GPU: training alone may round
         train(model, data, replace(plan, seed=settings.seed), folder=folder, resume=True)
     load_weights(folder / "weights" / f"epoch-{epoch:05d}.safetensors", model)
-    return model.eval()
+    return evaluated(model)
 
 
 # Rows -------------------------------------------------------------------------------------------

@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from curvescope._state import fast_precision
 from curvescope.catalogue.entry import Row, Settings
 from curvescope.catalogue.pictures import Curve, Panel
 from curvescope.catalogue.trained import Subject, trained
-from curvescope.certificates.precision import fast_precision
 from curvescope.data import Dataset, dataset
 from curvescope.problem import Problem
 from curvescope.spectra.control import Status

@@ -72,10 +72,11 @@ def _loss(problem: Problem, step: Tensor) -> float:
         )
     }
     total, terms = 0.0, 0
-    with problem.evaluation():
-        for batch in problem.batches():
-            at = problem.loss_at(problem.output(moved, batch), batch)
-            total, terms = total + float(at.value().double()), terms + at.count
+    for batch in problem.batches():
+        with problem.evaluation():
+            z = problem.output(moved, batch)
+        at = problem.loss_at(z, batch)
+        total, terms = total + float(at.value().double()), terms + at.count
     return total / max(terms, 1)
 
 
@@ -94,8 +95,8 @@ def _size(problem: Problem, layer: str) -> int:
 
 def outputs(problem: Problem) -> int:
     """The number of outputs for one sample, or for one position of it where each has a class."""
+    batch = next(iter(problem.batches()))
     with problem.evaluation():
-        batch = next(iter(problem.batches()))
         z = problem.output(problem.variables(), batch).detach()
     if problem.loss.name == "cross_entropy":
         return int(z.shape[-1 if batch.target.shape == z.shape[:-1] else 1])

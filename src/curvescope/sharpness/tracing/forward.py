@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 from curvescope._checks import ModelError
+from curvescope._state import held
 from curvescope.problem.calling import call_with
 from curvescope.sharpness.tracing.signs import Signs
 
@@ -36,19 +37,13 @@ def quiet(model: nn.Module) -> Iterator[Callable[[Any], Tensor]]:
 
     Normalisation layers keep the mode in which they are, everything else is in eval mode.
     """
-    flags = [(module, module.training) for module in model.modules()]
 
     def call(*args: Any, **kwargs: Any) -> Any:
         buffers = {name: b.clone() for name, b in model.named_buffers()}
         return call_with(model, buffers, args, kwargs)
 
-    try:
-        for module, training in flags:
-            module.training = training and isinstance(module, _NormBase)
+    with held(model, "norms as they are"):
         yield lambda inputs: run(call, inputs)
-    finally:
-        for module, training in flags:
-            module.training = training
 
 
 def batch_norms_train(model: nn.Module) -> bool:

@@ -1,0 +1,195 @@
+"""Torch's own switches, which all threads of a process share.
+
+Several threads may need a switch at once. The first that comes sets it and the last that goes puts
+it back; of two precisions wanted at the same time the stricter one holds.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from curvescope._state.guards import certainly
+
+
+class _Shared:
+    """A setting that several threads may hold at once, entered once for all of them."""
+
+    def __init__(self, setting: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._setting = setting
+        self._lock = threading.Lock()
+        self._holders: set[object] = set()
+        self._entered = ExitStack()
+
+    @property
+    def on(self) -> bool:
+        """Whether somebody holds the setting."""
+        return bool(self._holders)
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Hold the setting."""
+        token = object()
+        try:
+            with self._lock:
+                if not self._holders:
+                    self._entered.enter_context(self._setting())
+                self._holders.add(token)
+            yield
+        finally:
+            certainly(lambda: self._leave(token))
+
+    def _leave(self, token: object) -> None:
+        with self._lock:
+            self._holders.discard(token)
+            if not self._holders:
+                self._entered.close()
+
+
+_unfused = _Shared(lambda: sdpa_kernel(SDPBackend.MATH))
+
+
+@contextmanager
+def differentiable() -> Iterator[None]:
+    """Gradients on, and attention by the kernel that has a second derivative; fused ones have none.
+
+    >>> with torch.no_grad(), differentiable():
+    ...     torch.is_grad_enabled(), torch.backends.cuda.flash_sdp_enabled()
+    (True, False)
+    """
+    with torch.enable_grad(), _unfused():
+        yield
+
+
+# Kernels ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _benchmark() -> Iterator[None]:
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = False
+
+
+_tuned = _Shared(_benchmark)
+
+
+@contextmanager
+def tuned_kernels(device: torch.device) -> Iterator[None]:
+    """Let cuDNN measure which convolution kernel is fastest for each new shape, once.
+
+    Its rule of thumb can be far off for the small images of deep layers: on an H200 the gradient of
+    a VGG11 took 63.5 ms with it and 28.7 ms with measured kernels. Worth its set-up only for
+    products that are repeated; left alone where the user asked for determinism.
+    """
+    settings = torch.backends.cudnn
+    chosen = settings.deterministic or (settings.benchmark and not _tuned.on)
+    if device.type != "cuda" or chosen:
+        yield
+        return
+    with _tuned():
+        yield
+
+
+# Precision --------------------------------------------------------------------------------------
+
+_BY_STRICTNESS = ("tf32", "user", "ieee")
+_CUDA = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
+_CPU = (torch.backends.mkldnn.matmul, torch.backends.mkldnn.conv)  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """How precise products and convolutions of float32 numbers are to be."""
+
+    matmul: str = "user"
+    conv: str = "user"
+
+
+class _Precision:
+    """What the threads wish for, and what the user had set before the first of them came."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wishes: dict[int, list[_Wish]] = {}
+        self._before: list[str] = []
+
+    @contextmanager
+    def wish(self, *, matmul: str | None = None, conv: str | None = None) -> Iterator[None]:
+        """Hold a wish; what it leaves open is as this thread wished before, or the user's."""
+        thread = threading.get_ident()
+        outer = self._wishes.get(thread, [])
+        above = outer[-1] if outer else _Wish()
+        own = _Wish(matmul or above.matmul, conv or above.conv)
+        try:
+            self._change(thread, [*outer, own])
+            yield
+        finally:
+            certainly(lambda: self._change(thread, outer))
+
+    def _change(self, thread: int, wishes: list[_Wish]) -> None:
+        with self._lock:
+            if not self._wishes:
+                self._before = [backend.fp32_precision for backend in (*_CUDA, *_CPU)]
+            if wishes:
+                self._wishes[thread] = wishes
+            else:
+                self._wishes.pop(thread, None)
+            latest = [own[-1] for own in self._wishes.values()]
+            matmul = max((w.matmul for w in latest), key=_BY_STRICTNESS.index, default="user")
+            conv = max((w.conv for w in latest), key=_BY_STRICTNESS.index, default="user")
+            wanted = zip((*_CUDA, *_CPU), (matmul, conv) * 2, self._before, strict=True)
+            for backend, precision, before in wanted:
+                # Only tensor cores are asked to be fast: the processor serves all other threads.
+                kept = precision == "user" or (precision == "tf32" and backend in _CPU)
+                value = before if kept else precision
+                if backend.fp32_precision != value:
+                    backend.fp32_precision = value
+
+
+_precision = _Precision()
+
+
+@contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """Keep cuDNN's convolutions from rounding their factors to TF32, as they do by default.
+
+    TF32 keeps 10 bits. A spectrum from rows of that precision was off by 6e-5 of its largest
+    eigenvalue on a VGG11, which is where the bulk begins. Matrix products are left alone: torch
+    runs them in full precision unless it is told otherwise.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    with _precision.wish(conv="ieee"):
+        yield
+
+
+@contextmanager
+def strict_precision() -> Iterator[None]:
+    """Products and convolutions in full float32 for a while, whatever tensor cores may do.
+
+    For drawing from a posterior and turning its mean into another basis. The user's settings come
+    back.
+    """
+    with _precision.wish(matmul="ieee", conv="ieee"):
+        yield
+
+
+@contextmanager
+def fast_precision() -> Iterator[None]:
+    """Products and convolutions in TF32 for a while, where the device has it.
+
+    For the steps of optimising a posterior: whatever comes out is certified in full precision
+    afterwards. The user's settings come back.
+    """
+    with _precision.wish(matmul="tf32", conv="tf32"):
+        yield
