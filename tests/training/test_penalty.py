@@ -45,7 +45,7 @@ def killed_after(folder: Path, kind: str, epochs: int) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, kind, str(folder)],
         cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root)},
+        env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
     )
     log, deadline = folder / "metrics.jsonl", time.monotonic() + 60
     try:

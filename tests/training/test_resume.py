@@ -323,7 +323,9 @@ def test_a_damaged_state_is_named(tmp_path: Path) -> None:
     with pytest.raises(CurvescopeError, match="truncated, damaged or foreign"):
         train(net, data(), RECIPES["sgd"], folder=tmp_path, resume=True)
     for broken in (
-        {name: t for name, t in tensors.items() if name != "optimizer.momentum"},
+        {name: t for name, t in tensors.items() if name != "optimizer.momentum.fc1.weight"},
+        {**tensors, "parameter.fc1.weight": torch.zeros(3)},
+        {**tensors, "parameter.fc1.weight": tensors["parameter.fc1.weight"].float()},
         {**tensors, "weights": torch.zeros(3)},
     ):
         io.write_tensors(state, broken, metadata)

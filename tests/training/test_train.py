@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from curvescope import Hessian
 from curvescope._checks import CurvescopeError
 from curvescope.data import load_embedded
 from curvescope.networks import network
+from curvescope.problem import Problem
 from curvescope.training import Fit, Progress, Recipe, evaluate, train, train_many
-from curvescope.training.engine import Engine, RecordedEngine, stretches
+from curvescope.training.engine import Engine, RecordedEngine, stretches, undone
 from curvescope.training.learner import Learner
 from curvescope.training.objective import refresh_batch_norm
 from tests.training.problems import CLASSES, FEATURES, data, flat, model
@@ -126,6 +129,46 @@ def test_frozen_and_unused_and_tied_parameters() -> None:
     assert torch.equal(end["again.weight"], end["first.weight"])
     for name in ("frozen.weight", "frozen.bias", "unused.weight"):
         assert torch.equal(end[name], start[name])
+
+
+def test_the_users_gradients_are_left_alone() -> None:
+    net = model()
+    nn.functional.cross_entropy(net(data()[0]), data()[1]).backward()
+    gradients = [p.grad for p in net.parameters()]
+    values = [g.clone() for g in gradients]
+    train(net, data(), RECIPE)
+    for p, gradient, value in zip(net.parameters(), gradients, values, strict=True):
+        assert p.grad is gradient
+        assert torch.equal(gradient, value)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "gadam"])
+def test_every_step_counts_as_a_change(optimizer: str) -> None:
+    """Torch's fused kernels write without a word to autograd."""
+    start = 1 if optimizer == "gadam" else None
+    net, versions = model("F-8-BN"), []
+
+    def note(progress: Progress) -> None:
+        versions.append([t._version for t in (*net.parameters(), *net.buffers())])
+
+    train(net, data(), replace(RECIPE, optimizer=optimizer, average_from=start), tell=note)
+    for before, after in pairwise(versions):
+        assert all(a < b for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("name", ["F-8", "F-8-BN"])
+def test_an_operator_from_before_a_training_is_refused_after_it(name: str) -> None:
+    net = model(name)
+    problem = Problem(net, data(), "cross_entropy")
+    H = Hessian(problem)
+    v = torch.ones(H.shape[1], 3, dtype=torch.float64)
+    for _ in range(3):  # streamed, kept, kept
+        H @ v
+    train(net, data(), RECIPE)
+    with pytest.raises(CurvescopeError, match="changed"):
+        H @ v
+    fresh = Hessian(Problem(net, data(), "cross_entropy")) @ v
+    assert bool(fresh.isfinite().all())
 
 
 def test_an_error_in_the_middle_gives_the_model_back() -> None:
@@ -242,14 +285,38 @@ def test_recorded_stretches_take_the_same_steps() -> None:
         generator.manual_seed(0)
         for _ in range(2):
             orders = torch.stack([torch.randperm(70, generator=generator) for _ in nets])
-            tables = torch.rand(2, 70, 3, generator=generator, dtype=torch.float64) * -0.1
-            *_, steps = engine.epoch(orders, tables)
+            for learner in learners:
+                learner.optimizer.rate.fill_(torch.rand((), generator=generator) * 0.1)
+            *_, steps = engine.epoch(orders)
             assert steps == engine.steps == 70
-        outcomes.append([(learner.weights, learner.totals) for learner in learners])
+        outcomes.append([(flat(learner.model), learner.totals) for learner in learners])
     assert kinds == [2, 2]
     for (weights, totals), (recorded, recorded_totals) in zip(*outcomes, strict=True):
         assert torch.equal(weights, recorded)
         torch.testing.assert_close(totals, recorded_totals)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "gadam"])
+def test_steps_before_a_recording_are_undone(optimizer: str) -> None:
+    """All that steps change is there from the beginning, at a place that it keeps."""
+    momentum, start = (0.9, None) if optimizer == "sgd" else (0.0, 0)
+    recipe = replace(RECIPE, optimizer=optimizer, momentum=momentum, average_from=start)
+    net, (X, y) = model("F-8-BN").train(), data()
+    learner = Learner(net, recipe)
+    engine = Engine([learner], X, y)
+    places = {name: tensor.data_ptr() for name, tensor in learner.tensors().items()}
+    before = {name: tensor.clone() for name, tensor in learner.tensors().items()}
+    with undone([learner]):
+        list(engine.epoch(torch.arange(len(y))[None]))
+        changed = [
+            name for name, t in learner.tensors().items() if not torch.equal(t, before[name])
+        ]
+        assert {"parameter.fc1.weight", "buffer.bn-fc1.running_mean"} <= set(changed)
+        assert any(name.startswith("optimizer") for name in changed)
+    after = learner.tensors()
+    assert {name: tensor.data_ptr() for name, tensor in after.items()} == places
+    assert all(torch.equal(tensor, before[name]) for name, tensor in after.items())
+    assert {id(p) for p in net.parameters()} == {id(p) for p in learner.parameters}
 
 
 @pytest.mark.parametrize(
@@ -352,14 +419,3 @@ def test_runs_that_do_not_fit_together() -> None:
 
 def test_a_fit_is_a_plain_record() -> None:
     assert Fit.of([3.0, 2.0], 4) == Fit(loss=0.75, accuracy=0.5)
-
-
-def test_every_parameter_begins_at_an_aligned_address() -> None:
-    net = network("LeNet5", (3, 32, 32), 10, generator=torch.Generator().manual_seed(0))
-    before = flat(net)
-    learner = Learner(net, RECIPE)
-    offsets = [p.data_ptr() - learner.weights.data_ptr() for p in net.parameters()]
-    assert all(offset % 256 == 0 for offset in offsets)
-    assert torch.equal(flat(net), before)
-    learner.weights.zero_()
-    assert not any(p.any() for p in net.parameters())

@@ -1,8 +1,8 @@
 """Passing over the data: as a plain loop, or by replaying a CUDA graph of many steps.
 
 Launching the kernels of a small network's step takes longer than running them. On a GPU a stretch
-of steps is therefore captured once and replayed: the host copies the next sample numbers and
-learning rates into fixed places and launches the whole stretch at once. Several networks are
+of steps is therefore captured once and replayed: the host copies the next sample numbers into a
+fixed place and launches the whole stretch at once. Several networks are
 captured side by side, each on a branch of its own, and share the device.
 """
 
@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from curvescope.training.learner import Learner, Steps
-from curvescope.training.optimizers import COEFFICIENTS
 
 Replay = Callable[[], None]
 Recorder = Callable[[Sequence[Learner], Sequence[Replay]], Replay]
@@ -56,30 +56,30 @@ class Engine:
         self._stretches = stretches(len(y), size, self.stretch, X.device)
         self.steps = sum(len(part.sizes) for part in self._stretches)
 
-    def epoch(self, orders: Tensor, tables: Tensor) -> Iterator[int]:
+    def epoch(self, orders: Tensor) -> Iterator[int]:
         """One pass over the data; yields the number of steps launched so far, without waiting.
 
         Args:
             orders: ``[learners, N]``, each learner's permutation of the samples.
-            tables: ``[learners, steps, numbers]``, its optimiser's numbers.
         """
-        orders, tables = orders.to(self._X.device), tables.to(self._X.device)
+        orders = orders.to(self._X.device)
         for learner in self._learners:
             learner.totals.zero_()
         sample = step = 0
         for part in self._stretches:
-            after = step + len(part.sizes)
-            self._advance(part, orders[:, sample : sample + part.samples], tables[:, step:after])
-            sample, step = sample + part.samples, after
+            self._advance(part, orders[:, sample : sample + part.samples])
+            for learner in self._learners:
+                learner.count_change()
+            sample, step = sample + part.samples, step + len(part.sizes)
             yield step
 
-    def _advance(self, part: Steps, orders: Tensor, tables: Tensor) -> None:
-        for learner, rows, table in zip(self._learners, orders, tables, strict=True):
-            learner.advance(self._X, self._y, rows, table, part)
+    def _advance(self, part: Steps, orders: Tensor) -> None:
+        for learner, rows in zip(self._learners, orders, strict=True):
+            learner.advance(self._X, self._y, rows, part)
 
 
 class RecordedEngine(Engine):
-    """The same steps, recorded once for each kind of stretch and replayed from fixed places."""
+    """The same steps, recorded once for each kind of stretch and replayed from a fixed place."""
 
     stretch = _STRETCH
 
@@ -88,15 +88,8 @@ class RecordedEngine(Engine):
     ) -> None:
         super().__init__(learners, X, y)
         record = record or CudaRecorder(X.device)
-        longest = self._stretches[0]
-        self._rows = torch.zeros(len(learners), longest.samples, dtype=torch.int64, device=X.device)
-        self._table = torch.zeros(
-            len(learners),
-            len(longest.sizes),
-            COEFFICIENTS,
-            dtype=learners[0].weights.dtype,
-            device=X.device,
-        )
+        longest = self._stretches[0].samples
+        self._rows = torch.zeros(len(learners), longest, dtype=torch.int64, device=X.device)
         self._replays: dict[tuple[int, ...], Replay] = {}
         for part in self._stretches:
             if part.sizes not in self._replays:
@@ -104,14 +97,23 @@ class RecordedEngine(Engine):
                 self._replays[part.sizes] = record(learners, branches)
 
     def _branch(self, i: int, part: Steps) -> Replay:
-        learner = self._learners[i]
-        rows, table = self._rows[i, : part.samples], self._table[i, : len(part.sizes)]
-        return lambda: learner.advance(self._X, self._y, rows, table, part)
+        learner, rows = self._learners[i], self._rows[i, : part.samples]
+        return lambda: learner.advance(self._X, self._y, rows, part)
 
-    def _advance(self, part: Steps, orders: Tensor, tables: Tensor) -> None:
+    def _advance(self, part: Steps, orders: Tensor) -> None:
         self._rows[:, : part.samples].copy_(orders)
-        self._table[:, : len(part.sizes)].copy_(tables)
         self._replays[part.sizes]()
+
+
+@contextmanager
+def undone(learners: Sequence[Learner]) -> Iterator[None]:
+    """Put back what steps change: the tensors stay where they are and get their values again."""
+    before = [(tensor, tensor.clone()) for each in learners for tensor in each.tensors().values()]
+    try:
+        yield
+    finally:
+        for tensor, value in before:
+            tensor.copy_(value)
 
 
 class CudaRecorder:
@@ -126,17 +128,10 @@ class CudaRecorder:
         """See :data:`Recorder`."""
         while len(self._streams) < len(branches):
             self._streams.append(torch.cuda.Stream(self._device))
-        before = [
-            (tensor, tensor.clone()) for each in learners for tensor in each.tensors().values()
-        ]
-        try:
-            # Kernels are chosen and loaded, and libraries take their workspaces, before the
-            # capture; the steps are real ones, so what they changed is put back.
+        # Kernels are chosen and loaded, and libraries take their workspaces, before the capture.
+        with undone(learners):
             for _ in range(2):
                 self._side_by_side(branches)
-        finally:
-            for tensor, value in before:
-                tensor.copy_(value)
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         # The graphs run one after the other and keep nothing between runs: one pool serves all.

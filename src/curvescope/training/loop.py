@@ -249,9 +249,6 @@ def _held(runs: Iterable[Run], device: torch.device) -> Iterator[None]:
             for run in held:
                 run.save()
             raise
-        finally:
-            for run in held:
-                run.learner.release()
 
 
 def _advance(
@@ -263,18 +260,19 @@ def _advance(
     engine = make_engine([run.learner for run in runs], *data, capture=capture)
     first = runs[0].epoch
     total = runs[0].recipe.epochs * engine.steps
-    plans = [run.plan(first + 1) for run in runs]
+    plans = [run.plan() for run in runs]
     for epoch in range(first + 1, until + 1):
         started = time.perf_counter()
         _seed(plans[0].seed, data[0].device, penalty)
         orders = torch.stack([plan.order for plan in plans])
-        tables = torch.stack([plan.table for plan in plans])
-        for step in engine.epoch(orders, tables):
+        for run in runs:
+            run.learner.optimizer.rate.fill_(run.recipe.rate(epoch))
+        for step in engine.epoch(orders):
             if tell is not None:
                 latest = tuple(run.history[-1] if run.history else None for run in runs)
                 tell(Progress((epoch - 1) * engine.steps + step, total, latest))
         # The host prepares the next epoch while the device works on this one.
-        ahead = [run.plan(epoch + 1) for run in runs] if epoch < until else plans
+        ahead = [run.plan() for run in runs] if epoch < until else plans
         fits = _measure(runs, len(data[1]), test)
         for run, plan, (fit, test_fit) in zip(runs, plans, fits, strict=True):
             run.finish_epoch(plan, fit, test_fit, time.perf_counter() - started)

@@ -64,10 +64,9 @@ class Trained:
 
 @dataclass(frozen=True)
 class Plan:
-    """What one epoch needs: the order of the samples and the numbers of its steps."""
+    """What one epoch draws."""
 
     order: Tensor  # [N]
-    table: Tensor  # [steps, numbers]
     seed: int  # for models that draw random numbers themselves
     generator: Tensor  # the generator's state after drawing all this
 
@@ -86,12 +85,10 @@ class Run:
     ) -> None:
         self.model, self.recipe, self.folder = model, recipe, folder
         self.samples, self.penalty = samples, penalty
-        self.steps = -(-samples // recipe.batch_size)
-        self.epoch = self._averaged = 0
+        self.epoch = 0
         self.diverged: int | None = None
         self.history: list[Epoch] = []
         self._generator = _random.child(torch.Generator().manual_seed(recipe.seed))
-        self._average: Tensor | None = None
         self._snapshot: State | None = None
 
     # The beginning and the end ------------------------------------------------------------
@@ -104,8 +101,6 @@ class Run:
             state, epochs = self.folder.load()
             self.history = _history(self.folder, epochs)
         self.learner = Learner(self.model, self.recipe, self.penalty)
-        if self.recipe.average_from is not None:
-            self._average = torch.zeros_like(self.learner.weights)
         if self.folder is not None and state is not None:
             self._restore(state, self.folder)
 
@@ -113,8 +108,8 @@ class Run:
         """Put the average in place, measure the final weights, and write the end down."""
         fits: list[Fit | None] = [None, None]
         if self.diverged is None:
-            if self._average is not None:
-                self.learner.weights.copy_(self._average)
+            if self.learner.average is not None:
+                self.learner.average.put()
                 refresh_batch_norm(self.model, X, self.recipe.batch_size)
             with held(self.model, "eval"):
                 for i, data in enumerate(((X, y), test)):
@@ -130,24 +125,18 @@ class Run:
         )
         if self.folder is not None:
             if self.diverged is None:
-                averaged = self._average is not None
+                averaged = self.learner.average is not None
                 self.folder.keep("final", self.model, {"epoch": self.epoch, "averaged": averaged})
             self.folder.finish({"train": fits[0], "test": fits[1], "diverged": self.diverged})
         return trained
 
     # Epochs --------------------------------------------------------------------------------
 
-    def plan(self, epoch: int) -> Plan:
-        """Draw the order of the samples, and tabulate the optimiser's numbers."""
+    def plan(self) -> Plan:
+        """Draw the order of the samples, and a seed."""
         order = torch.randperm(self.samples, generator=self._generator)
         seed = int(torch.randint(2**62, (), generator=self._generator))
-        rate, before = self.recipe.rate(epoch), (epoch - 1) * self.steps
-        numbers = self.learner.optimizer.coefficients
-        table = [numbers(step, rate) for step in range(before + 1, before + self.steps + 1)]
-        weights = self.learner.weights
-        return Plan(
-            order, torch.tensor(table, dtype=weights.dtype), seed, self._generator.get_state()
-        )
+        return Plan(order, seed, self._generator.get_state())
 
     def finish_epoch(self, plan: Plan, train: Fit, test: Fit | None, seconds: float) -> None:
         """Average, log, keep and save what is due after an epoch."""
@@ -157,9 +146,8 @@ class Run:
         if not isfinite(train.loss):
             self.diverged = self.epoch
             return
-        if self._average is not None and self.recipe.averages(self.epoch):
-            self._averaged += 1
-            self._average.lerp_(self.learner.weights, 1 / self._averaged)
+        if self.learner.average is not None and self.recipe.averages(self.epoch):
+            self.learner.average.add()
         done = Epoch(
             epoch=self.epoch,
             lr=self.recipe.rate(self.epoch),
@@ -187,24 +175,21 @@ class Run:
 
     def _state(self, generator: Tensor) -> State:
         tensors = {name: tensor.clone() for name, tensor in self.learner.tensors().items()}
-        if self._average is not None:
-            tensors["average"] = self._average.clone()
-            tensors["averaged"] = torch.tensor(self._averaged)
         return State(self.epoch, {**tensors, "generator": generator})
 
     def _restore(self, state: State, folder: RunFolder) -> None:
         own = {**self.learner.tensors(), "generator": self._generator.get_state()}
-        if self._average is not None:
-            own |= {"average": self._average, "averaged": torch.tensor(0)}
-        if {name: t.shape for name, t in own.items()} != {
-            name: t.shape for name, t in state.tensors.items()
-        }:
-            self.learner.release()
-            folder.refuse("state.safetensors does not fit the network")
+        if _forms(own) != _forms(state.tensors):
+            damage = "state.safetensors does not fit the network (or this version of curvescope)"
+            folder.refuse(damage)
         for name, tensor in own.items():
             tensor.copy_(state.tensors[name])
         self._generator.set_state(own["generator"])
-        self._averaged, self.epoch = int(own.get("averaged", 0)), state.epoch
+        self.epoch = state.epoch
+
+
+def _forms(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
 
 
 def finished(model: nn.Module, recipe: Recipe, folder: RunFolder) -> Trained:
