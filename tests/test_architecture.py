@@ -157,6 +157,79 @@ def test_only_one_folder_hashes(path: Path) -> None:
     assert folder_of(path) == "identity" or not used & hashing
 
 
+def hidden_writes(source: str) -> list[str]:
+    """Writes to a tensor of which autograd is told nothing: by way of ``.data``, or worse."""
+
+    def through_data(node: ast.AST) -> bool:
+        while isinstance(node, ast.Subscript):
+            node = node.value
+        return (
+            isinstance(node, ast.Attribute)
+            and node.attr == "data"
+            and ast.unparse(node.value) != "self"  # data sets and problems have a field `data`
+        )
+
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        written: list[ast.AST] = []
+        if isinstance(node, ast.Assign):
+            written = [leaf for target in node.targets for leaf in ast.walk(target)]
+        elif isinstance(node, ast.AugAssign | ast.AnnAssign | ast.For):
+            written = list(ast.walk(node.target))
+        elif isinstance(node, ast.Call):
+            name = ast.unparse(node.func).rpartition(".")[2]
+            if name == "setattr" and [ast.unparse(a) for a in node.args[1:2]] == ["'data'"]:
+                found.append(ast.unparse(node))
+            elif name.endswith("_") and not name.endswith("__"):
+                written = [leaf for arg in (node.func, *node.args) for leaf in ast.walk(arg)]
+        elif isinstance(node, ast.Attribute) and "version_counter" in node.attr:
+            found.append(ast.unparse(node))
+        found += [ast.unparse(node) for leaf in written if through_data(leaf)][:1]
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(PACKAGE)) for path in FILES])
+def test_no_tensor_is_changed_behind_autograds_back(path: Path) -> None:
+    assert hidden_writes(path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "p.data = view",
+        "p.data, q = a, b",
+        "p.data += 1",
+        "p.data[0] = 1",
+        "for p.data in views: pass",
+        "model.weight.data.copy_(w)",
+        "model.weight.data[1:].zero_()",
+        "layer.weight.data.t().mul_(2)",
+        "torch._foreach_add_([p.data for p in params], g)",
+        "nn.init.zeros_(layer.weight.data)",
+        "setattr(p, 'data', w)",
+        "torch._C._autograd._unsafe_set_version_counter([p], [0])",
+        "with torch.autograd._unsafe_preserve_version_counter(p): pass",
+    ],
+)
+def test_a_hidden_write_is_found(line: str) -> None:
+    assert len(hidden_writes(line)) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "self.data = data",
+        "samples = len(plan.data)",
+        "p.copy_(w)",
+        "labels = networks.data.y[:5]",
+        "torch._foreach_copy_(params, averages)",
+        "memory.numpy().data",
+    ],
+)
+def test_an_open_write_is_accepted(line: str) -> None:
+    assert hidden_writes(line) == []
+
+
 # The page and the project -------------------------------------------------------------
 
 

@@ -156,7 +156,7 @@ def compare_reports(reports: Mapping[str, SharpnessReport]) -> Comparison:
     >>> reports = {}
     >>> for scale in (0.0, 1.0, 5.0):
     ...     model = torch.nn.Linear(1, 2, bias=False).double()
-    ...     _ = model.weight.data.copy_(torch.tensor([[scale], [-scale]]))
+    ...     _ = model.weight.detach().copy_(torch.tensor([[scale], [-scale]]))
     ...     problem = Problem(model, data)
     ...     reports[f"{scale:g}"] = sharpness(problem, test=data, generator=torch.Generator())
     >>> compared = compare_reports(reports)

@@ -119,7 +119,7 @@ def pac_metric(
 
     >>> from torch import nn
     >>> model = nn.Linear(1, 1, bias=False).double()
-    >>> _ = model.weight.data.fill_(2.0)
+    >>> _ = model.weight.detach().fill_(2.0)
     >>> data = (torch.ones(1, 1).double(), torch.zeros(1, 1).double())
     >>> found = pac_metric(Problem(model, data, "mse"), generator=torch.Generator(), damping=0.0)
     >>> round(found.trace.value, 9), round(found.equation_7.value, 9), found.log_likelihood

@@ -72,7 +72,7 @@ def minibatch_metric(
         CurvescopeError: If the loss is another one, or does not fit the output.
 
     >>> model = nn.Linear(2, 1, bias=False)
-    >>> _ = model.weight.data.copy_(torch.tensor([[0.0, 4.0]]))
+    >>> _ = model.weight.detach().copy_(torch.tensor([[0.0, 4.0]]))
     >>> X, y = torch.tensor([[1.0, 2.0], [1.0, 2.0]]), torch.zeros(2, 1)
     >>> g = torch.Generator().manual_seed(0)
     >>> found = minibatch_metric(model, X, y, loss="mse", generator=g)

@@ -118,7 +118,7 @@ def sharpness(
         CurvescopeError: If an argument is out of range, or the test data does not fit the model.
 
     >>> model = nn.Linear(1, 2, bias=False).double()
-    >>> _ = model.weight.data.zero_()
+    >>> _ = model.weight.detach().zero_()
     >>> data = (torch.tensor([[2.0], [2.0]]).double(), torch.tensor([0, 1]))
     >>> report = sharpness(Problem(model, data), test=data, generator=torch.Generator())
     >>> report.hessian.largest.value, report.hessian.trace.value    # x² [[1, −1], [−1, 1]] / 4

@@ -38,7 +38,7 @@ def scores(problem: Problem) -> Scores:
     sign.
 
     >>> model = nn.Linear(1, 2, bias=False)
-    >>> _ = model.weight.data.copy_(torch.tensor([[1.0], [0.0]]))
+    >>> _ = model.weight.detach().copy_(torch.tensor([[1.0], [0.0]]))
     >>> data = (torch.tensor([[1.0], [2.0], [-1.0]]), torch.tensor([0, 1, 1]))
     >>> found = scores(Problem(model, data))
     >>> round(found.error.value, 4), found.samples
@@ -128,7 +128,7 @@ def weight_norms(problem: Problem) -> WeightNorms:
     """Norms of the problem's variables, summed in float64.
 
     >>> model = nn.Linear(2, 1)
-    >>> _ = model.weight.data.copy_(torch.tensor([[3.0, 4.0]])), model.bias.data.fill_(12.0)
+    >>> _ = model.weight.detach().copy_(torch.tensor([[3.0, 4.0]])), model.bias.detach().fill_(12.0)
     >>> norms = weight_norms(Problem(model, (torch.eye(2), torch.zeros(2, 1)), "mse"))
     >>> norms.norm, norms.by_parameter
     (13.0, {'weight': 5.0, 'bias': 12.0})
