@@ -140,7 +140,7 @@ def test_a_wrong_import_is_found(folder: str, line: str) -> None:
         ("spectra", "from curvescope.operators.base import LinearOperator"),
         ("spectra", "from curvescope.spectra.probes import draw"),
         ("cli", "from rich.table import Table"),
-        ("plots", "from matplotlib.figure import Figure"),
+        ("figures", "from matplotlib.figure import Figure"),
         ("structure", "from sklearn.manifold import TSNE"),
         ("problem", "import torch.nn.functional as F"),
         ("problem", "from collections.abc import Callable"),

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from curvescope.certificates import Certificate
     from curvescope.certificates.certify import certify
     from curvescope.data import Dataset, dataset, gaussian_mixture
+    from curvescope.figures.plot import plot
     from curvescope.networks import NetworkSpec, network
     from curvescope.networks.initialise import initialise
     from curvescope.operators.algebra import deflate, knockout
@@ -157,6 +158,7 @@ __all__ = [
     "overlap_prediction",
     "pac_metric",
     "pairwise_overlap",
+    "plot",
     "random_two_layer",
     "rank_bound",
     "rank_degeneracy",
@@ -180,6 +182,7 @@ _HOMES = {
     "curvescope.certificates": ("Certificate",),
     "curvescope.certificates.certify": ("certify",),
     "curvescope.data": ("Dataset", "dataset", "gaussian_mixture"),
+    "curvescope.figures.plot": ("plot",),
     "curvescope.networks": ("NetworkSpec", "network"),
     "curvescope.networks.initialise": ("initialise",),
     "curvescope.operators.algebra": ("deflate", "knockout"),

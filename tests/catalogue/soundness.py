@@ -7,7 +7,7 @@ import math
 from dataclasses import asdict
 
 from curvescope.catalogue.entry import Outcome
-from curvescope.catalogue.pictures import Panel, Picture
+from curvescope.figures.model import Panel, Picture
 
 
 def assert_sound(found: Outcome) -> None:

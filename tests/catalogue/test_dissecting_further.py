@@ -15,7 +15,7 @@ from curvescope.catalogue.dissecting_hessian.output_spaces import TABLE_10
 from curvescope.catalogue.dissecting_hessian.overlap_deep import kind, networks_of
 from curvescope.catalogue.dissecting_hessian.plain_networks import plain_networks
 from curvescope.catalogue.dissecting_hessian.structures import NETWORKS, lines
-from curvescope.catalogue.pictures import Panel
+from curvescope.figures.model import Panel
 from tests.catalogue.dissecting import outcome, row, settings
 
 

@@ -13,9 +13,9 @@ from curvescope.catalogue import listing, record
 from curvescope.catalogue.entry import SCALES, Entry, Outcome, Row, Settings
 from curvescope.catalogue.flatness import ENTRIES as FLATNESS
 from curvescope.catalogue.flatness import by_network, degeneracy, mlp, optimisers, optimisers_100
-from curvescope.catalogue.pictures import Curve, Panel, Picture
 from curvescope.catalogue.practical_bound import ENTRIES as PRACTICAL
 from curvescope.catalogue.practical_bound import regulariser, regulariser_wide
+from curvescope.figures.model import Curve, Panel, Picture
 from curvescope.reports import reproduction
 from tests.catalogue.soundness import assert_complete
 

@@ -13,8 +13,8 @@ from curvescope.catalogue.dissecting_hessian.table_9 import ENTRY, ROWS, table
 from curvescope.catalogue.dissecting_hessian.table_9_printed import PRINTED
 from curvescope.catalogue.dissecting_hessian.table_9_rows import row
 from curvescope.catalogue.entry import Outcome, Settings
-from curvescope.catalogue.pictures import Picture
 from curvescope.certificates import Certificate
+from curvescope.figures.model import Picture
 
 TOLD: list[str] = []
 

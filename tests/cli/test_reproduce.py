@@ -12,10 +12,10 @@ import torch
 from curvescope._checks import CurvescopeError
 from curvescope.catalogue import listing
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
-from curvescope.catalogue.pictures import Curve, Image, Panel, Picture
 from curvescope.catalogue.record import load
 from curvescope.cli import app
 from curvescope.cli.catalogue import lines
+from curvescope.figures.model import Curve, Image, Panel, Picture
 from curvescope.reports import reproduction
 
 CALLS: list[Settings] = []

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from curvescope import io
-from curvescope.catalogue.pictures import Panel, Picture
 from curvescope.experiments.stages import class_layers, class_structure, layers, spectra
 from curvescope.experiments.store import RunDirectory
-from curvescope.plots import style
+from curvescope.figures import style
+from curvescope.figures.model import Panel, Picture
 from curvescope.reports import figures, pictures
 from curvescope.reports.figures import figures_of, write_figures
 from curvescope.reports.page import write_report
@@ -130,10 +130,17 @@ def test_all_eigenvalues_fill_the_area_of_a_density(first: RunDirectory) -> None
     assert found.exact is not None
     found = replace(found, exact=replace(found.exact, zeros=found.measure.dimension))
     found = replace(found, measure=replace(found.measure, dimension=found.exact.dimension))
-    bars = next(c for c in pictures.spectra("x", {"G": found}).panels[0].curves if c.kind == "bars")
-    width = bars.x[1] - bars.x[0]
-    assert sum(bars.y) * width == pytest.approx(1.0, rel=1e-4)
-    assert "eigenvalues" in bars.label
+    panel = pictures.spectra("x", {"G": found}).panels[0]
+    assert panel.alternate is not None
+    for view, scale in (
+        (panel, torch.tensor),
+        (panel.alternate, lambda x: torch.tensor(x).log10()),
+    ):
+        bars = next(curve for curve in view.curves if curve.kind == "filled")
+        widths = scale(bars.x).double().diff()
+        area = float((widths * torch.tensor(bars.y[:-1]).double()).sum())
+        assert area == pytest.approx(1.0, rel=1e-3)
+        assert "eigenvalues" in bars.label
 
 
 def test_spectra_have_bands_above_the_foot_and_every_curve_a_label(first: RunDirectory) -> None:
@@ -161,13 +168,13 @@ def test_a_layer(first: RunDirectory) -> None:
     found = layers.restore(first.stage("layer-fc1"))
     assert found is not None
     panels = pictures.layer("layer-fc1", found).panels
-    assert labelled(panels[0])["true"].y == close(found.true)
-    assert labelled(panels[0])["Kronecker"].y == close(found.approximate)
+    assert labelled(panels[0])["true Hessian"].y == close(found.true)
+    assert labelled(panels[0])["Kronecker product"].y == close(found.approximate)
     assert panels[1].image is not None
     assert panels[1].image.values[0] == close(found.correspondences["true input"][0])
     assert panels[1].xlabel == "true eigenvector, 8 of 512"
-    assert panels[1].ylabel == "of E[xxᵀ], 40 of 64"
-    assert labelled(panels[3])["overlap at k"].y == close(found.overlap)
+    assert panels[1].ylabel == "eigenvector of E[xxᵀ], 40 of 64"
+    assert labelled(panels[3])["overlap of the first k"].y == close(found.overlap)
 
 
 def test_classes(first: RunDirectory) -> None:
@@ -180,8 +187,9 @@ def test_classes(first: RunDirectory) -> None:
     assert drawn == int((values > 1e-10 * values[0]).sum())
     assert points["edge of the bulk"].y[0] == pytest.approx(found.attribution.edge, rel=1e-5)
     curves = labelled(knockouts)
-    assert list(curves) == ["G", "without class", "without cross", "without within"]
-    assert curves["G"].kind == "points"  # it lies under a curve that may cover it
+    parts = ("class", "cross", "within")
+    assert list(curves) == ["G", *(f"without the {part} part" for part in parts)]
+    assert curves["G"].width > 2  # it lies under curves that may cover it
 
 
 def test_a_layer_by_class(first: RunDirectory) -> None:

@@ -103,7 +103,7 @@ def test_a_matrix_that_vanishes_is_said_to_and_not_drawn(regression: RunDirector
     assert found is not None
     chart, method = found.blocks[0], found.blocks[1]
     assert "E vanishes and is not drawn" in method.text
-    assert {series["name"][0] for series in chart.spec["series"]} == {"H", "G"}
+    assert {curve.label[0] for curve in chart.panel.curves} == {"H", "G"}
 
 
 def test_a_model_without_layers_says_so(tmp_path: Path) -> None:
@@ -230,24 +230,24 @@ def test_zeros_are_counted_beside_a_logarithmic_axis(first: RunDirectory) -> Non
     chart = found["class1-cfac"]
     below = first.stage("classes-fc2").values["below"]
     assert f"{100 * below['G']:.2f} % of G" in chart.note
-    heights = {series["name"]: series["y"] for series in chart.spec["series"]}
+    heights = {curve.label.split(" ")[0]: curve.y for curve in chart.panel.curves}
     assert heights["G"][0] < max(heights["G"])  # no spike at the left edge
 
 
 def test_curves_that_lie_over_each_other_differ_in_dash_and_width(first: RunDirectory) -> None:
-    series = charts_of(classes.build(first))["knockouts"].spec["series"]
-    looks = [(s.get("dash", ""), s.get("width")) for s in series]
+    curves = charts_of(classes.build(first))["knockouts"].panel.curves
+    looks = [(curve.dash, curve.width) for curve in curves]
     assert len(set(looks)) == len(looks) == 4
-    assert series[-1]["name"] == "G"  # the last one lies underneath
-    assert series[-1]["width"] > 3
+    assert curves[0].label == "G"  # the first one lies underneath
+    assert curves[0].width > 2
 
 
 def test_eigenvalues_that_are_rounding_are_left_out_and_counted(first: RunDirectory) -> None:
     found = charts_of(classes.build(first))
     total = first.stage("classes-fc2").arrays["errors total"]
     kept = int((total > 1e-10 * total[0]).sum())
-    series = found["class1-errors"].spec["series"][0]
-    assert len(series["y"]) == kept < len(total)
+    curve = found["class1-errors"].panel.curves[0]
+    assert len(curve.y) == kept < len(total)
     assert f"{len(total) - kept} of the first {len(total)} are zero" in found["class1-errors"].note
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from curvescope.catalogue.pictures import Curve, Panel, Picture, above, rounded
+from curvescope.figures.model import Curve, Panel, Picture, above, rounded
 
 Change = Callable[[Picture], Picture]
 

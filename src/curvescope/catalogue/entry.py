@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from curvescope import io
-from curvescope.catalogue.pictures import Picture
+from curvescope.figures.model import Picture
 
 Scale = Literal["smoke", "small", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "small", "paper")

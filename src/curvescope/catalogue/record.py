@@ -14,8 +14,8 @@ from curvescope import io
 from curvescope._checks import CurvescopeError
 from curvescope.catalogue import earlier, listing
 from curvescope.catalogue.entry import Entry, Outcome, Row, Scale, Settings
-from curvescope.catalogue.pictures import Picture
 from curvescope.experiments.environment import environment
+from curvescope.figures.model import Picture
 
 FILE = "outcome.json"
 _FORMAT = 2

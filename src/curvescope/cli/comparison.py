@@ -18,8 +18,9 @@ from curvescope._checks import CurvescopeError
 from curvescope.cli.staging import staged
 from curvescope.experiments.checks import plus_minus
 from curvescope.experiments.measured import MeasuredRun
-from curvescope.plots import style
-from curvescope.plots.sharpness import against_generalisation
+from curvescope.figures import style
+from curvescope.figures.draw import draw
+from curvescope.figures.sharpness import against_generalisation
 from curvescope.sharpness.comparison import GENERALISATION, Comparison, compare_reports
 from curvescope.spectra.estimate import Estimate
 
@@ -164,7 +165,7 @@ def write(
 ) -> list[Path]:
     """Write picture and table; returns the files."""
     cells = cells_of(columns, compared, errors=True)
-    picture = against_generalisation(compared, against)
+    picture = draw(against_generalisation(compared, against))
     texts = {
         "comparison.md": _markdown(compared, cells, verdicts),
         "comparison.csv": _csv(compared, cells),

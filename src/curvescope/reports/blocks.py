@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from curvescope.experiments.checks import Check
+from curvescope.figures import svg
+from curvescope.figures.model import Panel
 
 _PHONE, _CHARACTER, _GAP, _NAME = 335.0, 7.3, 11.0, 130.0
 """Pixels: the text column of a phone, a character, the space between columns, a row's name."""
@@ -52,13 +54,18 @@ class Table:
 
 @dataclass(frozen=True)
 class Chart:
-    """An interactive picture: identifier, caption, what the script draws, and a remark below."""
+    """An interactive picture: identifier, caption, what is drawn, and a remark below."""
 
     id: str
     caption: str
-    spec: Mapping[str, Any]
+    panel: Panel
     note: str = ""
     kind = "chart"
+
+    @property
+    def html(self) -> str:
+        """The picture as the page has it."""
+        return svg.chart(self.panel, id=self.id)
 
 
 @dataclass(frozen=True)

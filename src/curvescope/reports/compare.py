@@ -9,7 +9,7 @@ from curvescope.experiments.known import known
 from curvescope.experiments.quantities import QUANTITIES
 from curvescope.experiments.stages import spectra
 from curvescope.experiments.store import RunDirectory
-from curvescope.reports import charts
+from curvescope.reports import pictures
 from curvescope.reports.blocks import Block, Chart, Section, Table
 from curvescope.reports.configuration import differing
 from curvescope.reports.runs import Found
@@ -121,10 +121,8 @@ def _spectra(runs: Sequence[Found], names: list[str]) -> Section | None:
                 found[name] = spectra.restore(directory.stage(f"spectrum-{matrix}"))
         if found:
             title = f"Spectral density of {matrix}"
-            spec = charts.density_chart(found, title=title)
-            for series in spec["series"]:
-                series["hidden"] = series["kind"] == "histogram"
-            blocks.append(Chart(f"spectrum-{matrix}", title, spec))
+            panel = pictures.spectra_panel(found, title=title, by_matrix=False)
+            blocks.append(Chart(f"spectrum-{matrix}", title, panel))
     return Section("spectra", "Spectra", blocks=blocks) if blocks else None
 
 

@@ -12,7 +12,7 @@ from curvescope.experiments.known import known
 from curvescope.experiments.quantities import LARGEST, SMALLEST
 from curvescope.experiments.stages import spectra
 from curvescope.experiments.store import RunDirectory
-from curvescope.reports import charts
+from curvescope.reports import pictures
 from curvescope.reports.blocks import (
     Block,
     Chart,
@@ -136,10 +136,8 @@ def _spectra(found: Demonstration) -> Section:
             name: spectra.restore(run.stage(f"spectrum-{matrix}")) for name, run in runs.items()
         }
         title = f"Spectral density of {matrix}"
-        spec = charts.density_chart(restored, title=title)
-        for series in spec["series"]:
-            series["hidden"] = series["kind"] == "histogram"
-        blocks.append(Chart(f"spectrum-{matrix}", title, spec))
+        panel = pictures.spectra_panel(restored, title=title, by_matrix=False)
+        blocks.append(Chart(f"spectrum-{matrix}", title, panel))
     outputs = found.runs[0].stage("overview").values["outputs"]
     seen = (
         f"A bulk at zero and outliers up to {listed(ends)}, marked at the foot; “bulk” looks at "

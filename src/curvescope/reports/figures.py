@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-from curvescope import io, plots
+from curvescope import figures as drawing
+from curvescope import io
 from curvescope._checks import CurvescopeError
-from curvescope.catalogue import pictures as panels
-from curvescope.catalogue.pictures import Picture
 from curvescope.experiments.stages import class_layers, class_structure, layers
 from curvescope.experiments.stages import spectra as spectrum_stage
 from curvescope.experiments.store import RunDirectory
+from curvescope.figures import style
+from curvescope.figures.draw import draw
+from curvescope.figures.model import Picture
 from curvescope.identity import code_digest, digest
-from curvescope.plots import style
-from curvescope.plots.pictures import draw
 from curvescope.reports import pictures
 
 KINDS = ("svg", "pdf")
@@ -100,4 +100,4 @@ def _code() -> str:
         version = metadata.version("matplotlib")
     except metadata.PackageNotFoundError:
         version = ""
-    return digest(version, code_digest(plots, panels))
+    return digest(version, code_digest(drawing))

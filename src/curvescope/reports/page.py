@@ -11,7 +11,7 @@ from typing import Any
 from curvescope import io
 from curvescope._checks import CurvescopeError
 from curvescope.experiments.store import RunDirectory
-from curvescope.plots import style
+from curvescope.figures import style, svg
 from curvescope.reports.blocks import Section
 from curvescope.reports.figures import write_figures
 from curvescope.reports.sections import (
@@ -24,7 +24,7 @@ from curvescope.reports.sections import (
 )
 
 _SECTIONS = (overview, spectra, layers, classes, certificate, provenance)
-_SCRIPTS = ("series.js", "chart.js", "heatmap.js", "page.js")
+_SCRIPTS = ("chart.js", "page.js")
 _LIGHT = {
     "blue": style.BLUE,
     "vermilion": style.VERMILION,
@@ -103,7 +103,9 @@ def render(run: RunDirectory, *, home: str = "") -> str:
 def fill(template: str, *, title: str, sections: list[Section], **values: Any) -> str:
     """A page of the package: its template with styles, scripts and the charts' numbers inside."""
     environment = _environment()
-    charts = {chart.id: chart.spec for section in sections for chart in section.charts()}
+    charts = {
+        chart.id: svg.numbers(chart.panel) for section in sections for chart in section.charts()
+    }
     values = {"home": "", **values}
     return environment.get_template(template).render(
         title=title,

@@ -7,9 +7,9 @@ from pathlib import Path
 from curvescope.catalogue.entry import Row
 from curvescope.catalogue.listing import entries
 from curvescope.catalogue.record import Record, load
+from curvescope.figures import style
+from curvescope.figures.draw import draw
 from curvescope.io import atomic, make_folder
-from curvescope.plots import style
-from curvescope.plots.pictures import draw
 
 
 def write(folder: Path, record: Record) -> Path:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from curvescope import io
 from curvescope._checks import CurvescopeError
+from curvescope.figures import style
+from curvescope.figures.model import Curve, Dash, Panel, Scaling
 from curvescope.identity import file_digest
-from curvescope.reports import charts
 from curvescope.reports.blocks import Block, Chart, Links, Pair, Section, Table, percent, short
 from curvescope.reports.configuration import settings_table
 from curvescope.reports.page import fill
@@ -166,33 +168,35 @@ def curves(runs: Mapping[str, Sequence[dict[str, Any]]]) -> list[Chart]:
     Args:
         runs: Name in the legend -> epochs.
     """
-    found = []
+    charts = []
     for quantity, words in (("loss", "Loss"), ("accuracy", "Accuracy")):
-        lines: dict[str, dict[str, Any]] = {}
+        drawn: list[Curve] = []
         for index, (name, epochs) in enumerate(runs.items()):
-            for key, label, look in (
-                (quantity, f"{name}, training", {}),
-                (f"test_{quantity}", f"{name}, test", {"dash": "6 3"}),
+            for key, label, dash in (
+                (quantity, f"{name}, training", _dash(index)),
+                (f"test_{quantity}", f"{name}, test", "dashed"),
             ):
-                line = _line(epochs, key)
-                if line is not None:
+                if (line := _line(epochs, key)) is not None:
                     label = label.removeprefix("this run, ")
-                    lines[label] = {**line, **charts.appearance(index), **look}
-        if lines:
-            positive = all(min(line["y"]) > 0 for line in lines.values())
-            spec = charts.line_chart(
-                lines, title=words, x="epoch", y=quantity, toggles=True, zero=False,
-                log=quantity == "loss" and positive,
-            )  # fmt: skip
+                    drawn.append(replace(line, label=label, colour=index, dash=dash))
+        if drawn:
+            positive = all(min(curve.y) > 0 for curve in drawn)
+            scale: Scaling = "log" if quantity == "loss" and positive else "linear"
+            panel = Panel(words, "epoch", quantity, tuple(drawn), yscale=scale)
             note = (
                 f"Test {quantity} (dashed) is that of the weights after an epoch; training "
                 f"{quantity} is the mean over its steps, while they move."
             )
-            found.append(Chart(f"training-{quantity}", f"{words} of each epoch", spec, note))
-    return found
+            charts.append(Chart(f"training-{quantity}", f"{words} of each epoch", panel, note))
+    return charts
 
 
-def _line(epochs: Sequence[dict[str, Any]], key: str) -> dict[str, Any] | None:
+def _dash(index: int) -> Dash:
+    """When the colors are used up, dots tell the next runs apart."""
+    return "dotted" if index // len(style.CYCLE) % 2 else ""
+
+
+def _line(epochs: Sequence[dict[str, Any]], key: str) -> Curve | None:
     chosen = [
         (epoch["epoch"], y)
         for epoch in epochs
@@ -201,4 +205,4 @@ def _line(epochs: Sequence[dict[str, Any]], key: str) -> dict[str, Any] | None:
     if not chosen:
         return None
     x, y = zip(*chosen, strict=True)
-    return {"x": list(x), "y": list(y), "marks": len(x) < 40}
+    return Curve.of("", x, y)

@@ -19,7 +19,7 @@ from curvescope.catalogue.dissecting_hessian.families import (
 )
 from curvescope.catalogue.dissecting_hessian.plain_networks import QUICK, accuracy, plain_networks
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
-from curvescope.catalogue.pictures import Curve, Panel, Picture
+from curvescope.figures.model import Curve, Panel, Picture
 from curvescope.structure.autocorrelation import AutocorrelationStructure, autocorrelation_structure
 from curvescope.structure.factors import kronecker_factors
 

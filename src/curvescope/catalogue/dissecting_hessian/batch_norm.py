@@ -19,7 +19,7 @@ from curvescope.catalogue.dissecting_hessian.families import (
 from curvescope.catalogue.dissecting_hessian.layer_study import LayerStudy, layer_studies
 from curvescope.catalogue.dissecting_hessian.overlap_cifar import LINEAR, pairs_of_layers
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
-from curvescope.catalogue.pictures import Curve, Panel, Picture
+from curvescope.figures.model import Curve, Panel, Picture
 from curvescope.problem import Problem
 from curvescope.structure.autocorrelation import AutocorrelationStructure, autocorrelation_structure
 from curvescope.structure.factors import kronecker_factors

@@ -21,7 +21,7 @@ from curvescope.catalogue.dissecting_hessian.families import (
 from curvescope.catalogue.dissecting_hessian.layer_study import LayerStudy, layer_studies
 from curvescope.catalogue.dissecting_hessian.overlap_cifar import LINEAR
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
-from curvescope.catalogue.pictures import Picture
+from curvescope.figures.model import Picture
 
 FIRST_VERSION = 0.0837
 """|v₁·Ê[x]| of fc1 in DH's first version."""

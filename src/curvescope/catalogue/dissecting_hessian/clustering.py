@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from curvescope.catalogue.dissecting_hessian.families import MNIST_T, Group, group
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
-from curvescope.catalogue.pictures import Curve, Panel, Picture
+from curvescope.figures.model import Curve, Panel, Picture
 from curvescope.structure.clustering import Clusters, logit_clusters, tsne
 
 PARTS = ("weight", "output")

@@ -11,7 +11,7 @@ from curvescope.catalogue.dissecting_hessian import panels
 from curvescope.catalogue.dissecting_hessian.families import CIFAR, FINISHED, Group, group
 from curvescope.catalogue.dissecting_hessian.layer_study import patterns
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
-from curvescope.catalogue.pictures import Picture
+from curvescope.figures.model import Picture
 from curvescope.operators.hessian import Hessian
 from curvescope.structure.factors import kronecker_factors
 from curvescope.structure.layer_pairs import layer_eigenpairs

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from curvescope.catalogue.dissecting_hessian.families import FINISHED, MNIST, Group, group
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
-from curvescope.catalogue.pictures import Curve, Panel, Picture
+from curvescope.figures.model import Curve, Panel, Picture
 from curvescope.operators.hessian import Hessian
 from curvescope.spectra.eigenpairs import eigenpairs
 from curvescope.structure.full_hessian import full_hessian_approximation

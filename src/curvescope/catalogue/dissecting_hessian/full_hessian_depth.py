@@ -9,7 +9,7 @@ from curvescope.catalogue.dissecting_hessian.families import FINISHED
 from curvescope.catalogue.dissecting_hessian.full_hessian import TOP, compare, comparison_panels
 from curvescope.catalogue.dissecting_hessian.plain_networks import QUICK, accuracy, plain_networks
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
-from curvescope.catalogue.pictures import Panel, Picture
+from curvescope.figures.model import Panel, Picture
 
 NETWORKS = {"F-200^4": "8c, 8d", "F-600^4": "8e, 8f", "F-600^8": "8g, 8h"}
 

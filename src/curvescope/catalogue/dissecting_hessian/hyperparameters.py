@@ -23,7 +23,7 @@ from curvescope.catalogue.dissecting_hessian.families import (
 from curvescope.catalogue.dissecting_hessian.layer_study import LayerStudy, layer_study
 from curvescope.catalogue.dissecting_hessian.overlap_cifar import flat
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
-from curvescope.catalogue.pictures import Curve, Panel, Picture
+from curvescope.figures.model import Curve, Panel, Picture
 from curvescope.training import Recipe, evaluate
 
 SLACK = {"conv1": 1, "conv2": 2, "fc1": 5}

@@ -30,7 +30,7 @@ from curvescope.catalogue.dissecting_hessian.overlap_cifar import (
 )
 from curvescope.catalogue.dissecting_hessian.overlap_mnist import TABLE_6 as TABLE_6_DIGITS
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
-from curvescope.catalogue.pictures import Picture
+from curvescope.figures.model import Picture
 from curvescope.networks import network
 from curvescope.problem import Problem
 from curvescope.structure.autocorrelation import autocorrelation_structure

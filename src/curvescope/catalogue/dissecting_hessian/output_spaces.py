@@ -10,7 +10,7 @@ from torch import Tensor
 from curvescope.catalogue.dissecting_hessian.families import FINISHED, Group
 from curvescope.catalogue.dissecting_hessian.plain_networks import QUICK, accuracy, plain_networks
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
-from curvescope.catalogue.pictures import Curve, Panel, Picture
+from curvescope.figures.model import Curve, Panel, Picture
 from curvescope.structure.factors import kronecker_factors
 from curvescope.structure.output_hessian import output_hessian_theory
 

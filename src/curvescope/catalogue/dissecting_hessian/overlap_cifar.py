@@ -16,7 +16,7 @@ from curvescope.catalogue.dissecting_hessian.families import (
 )
 from curvescope.catalogue.dissecting_hessian.layer_study import LayerStudy, layer_studies
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
-from curvescope.catalogue.pictures import Picture
+from curvescope.figures.model import Picture
 from curvescope.structure.factors import kronecker_factors
 from curvescope.structure.output_hessian import output_hessian_theory
 

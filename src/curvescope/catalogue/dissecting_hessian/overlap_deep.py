@@ -16,7 +16,7 @@ from curvescope.catalogue.dissecting_hessian.layer_study import LayerStudy, laye
 from curvescope.catalogue.dissecting_hessian.overlap_cifar import flat
 from curvescope.catalogue.dissecting_hessian.variants import RESNET, VGG, VGG_32, Variant
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
-from curvescope.catalogue.pictures import Curve, Panel, Picture
+from curvescope.figures.model import Curve, Panel, Picture
 from curvescope.training import Recipe, evaluate
 
 NEAR = 0.2

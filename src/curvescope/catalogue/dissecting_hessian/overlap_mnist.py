@@ -19,7 +19,7 @@ from curvescope.catalogue.dissecting_hessian.layer_study import (
     layer_study,
 )
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
-from curvescope.catalogue.pictures import Picture
+from curvescope.figures.model import Picture
 from curvescope.structure.factors import kronecker_factors
 
 TABLE_6 = panels.Printed(alignment=(1.0, 1.0, 1.0), ratio=(12.29, 9.65, 16.16))

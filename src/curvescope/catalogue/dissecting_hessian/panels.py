@@ -10,7 +10,7 @@ from torch import Tensor
 
 from curvescope.catalogue.dissecting_hessian.layer_study import LayerStudy
 from curvescope.catalogue.entry import Row
-from curvescope.catalogue.pictures import Curve, Image, Panel
+from curvescope.figures.model import Curve, Image, Panel
 from curvescope.structure.autocorrelation import AutocorrelationStructure, autocorrelation_table
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from curvescope.catalogue.dissecting_hessian.table_9_printed import PRINTED
 from curvescope.catalogue.dissecting_hessian.table_9_rows import Found, row, train_networks
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
-from curvescope.catalogue.pictures import Curve, Panel, Picture
 from curvescope.certificates import Certificate
+from curvescope.figures.model import Curve, Panel, Picture
 
 ROWS = {
     "smoke": ("T-10:LOCAL", "T-10:BASE", "R-10:ITER.M"),

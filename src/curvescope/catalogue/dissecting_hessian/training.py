@@ -14,8 +14,8 @@ import torch
 
 from curvescope.catalogue.dissecting_hessian.families import MINIATURE
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
-from curvescope.catalogue.pictures import Curve, Panel, Picture
 from curvescope.data import dataset
+from curvescope.figures.model import Curve, Panel, Picture
 from curvescope.networks import network
 from curvescope.training import Recipe, Trained, train_many
 

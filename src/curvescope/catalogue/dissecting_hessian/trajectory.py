@@ -8,7 +8,7 @@ from torch import Tensor
 from curvescope._state import evaluated
 from curvescope.catalogue.dissecting_hessian.families import MINIATURE, first, scaled
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
-from curvescope.catalogue.pictures import Curve, Panel, Picture
+from curvescope.figures.model import Curve, Panel, Picture
 from curvescope.networks import network
 from curvescope.problem import Problem
 from curvescope.structure.factors import kronecker_factors

@@ -8,7 +8,7 @@ from typing import Any
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
 from curvescope.catalogue.flatness import solutions
 from curvescope.catalogue.flatness.solutions import DECAYS, Solution, Splits
-from curvescope.catalogue.pictures import Picture
+from curvescope.figures.model import Picture
 from curvescope.sharpness import SharpnessReport
 
 BATCH = 128

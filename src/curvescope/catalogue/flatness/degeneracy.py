@@ -11,8 +11,8 @@ from curvescope._state import evaluated
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
 from curvescope.catalogue.flatness import solutions
 from curvescope.catalogue.flatness.ritz import panel, ritz
-from curvescope.catalogue.pictures import Curve, Panel, Picture
 from curvescope.data import Dataset
+from curvescope.figures.model import Curve, Panel, Picture
 from curvescope.networks import network
 from curvescope.operators.hessian import Hessian
 from curvescope.problem import Problem

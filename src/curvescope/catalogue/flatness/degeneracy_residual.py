@@ -8,8 +8,8 @@ from dataclasses import asdict
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
 from curvescope.catalogue.flatness import solutions
 from curvescope.catalogue.flatness.degeneracy import Plan, recipe_with_checkpoints
-from curvescope.catalogue.pictures import Curve, Panel, Picture
 from curvescope.data import Dataset
+from curvescope.figures.model import Curve, Panel, Picture
 from curvescope.sharpness import DegeneracyHistory
 from curvescope.sharpness.degeneracy import DegeneracyPoint
 

@@ -11,8 +11,8 @@ from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
 from curvescope.catalogue.flatness import solutions
 from curvescope.catalogue.flatness.regression import regressions
 from curvescope.catalogue.flatness.solutions import DECAYS, Solution
-from curvescope.catalogue.pictures import Curve, Panel, Picture
 from curvescope.data import Dataset
+from curvescope.figures.model import Curve, Panel, Picture
 from curvescope.networks import network
 from curvescope.operators.hessian import Hessian
 from curvescope.sharpness import SharpnessReport

@@ -9,7 +9,7 @@ from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
 from curvescope.catalogue.flatness import solutions
 from curvescope.catalogue.flatness.ritz import panel, ritz
 from curvescope.catalogue.flatness.solutions import DECAYS
-from curvescope.catalogue.pictures import Picture
+from curvescope.figures.model import Picture
 from curvescope.operators.hessian import Hessian
 from curvescope.sharpness import SharpnessReport
 

@@ -8,8 +8,8 @@ from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
 from curvescope.catalogue.flatness import solutions
 from curvescope.catalogue.flatness.ritz import Ritz, panel, ritz
 from curvescope.catalogue.flatness.solutions import Solution
-from curvescope.catalogue.pictures import Curve, Panel, Picture
 from curvescope.data import Dataset
+from curvescope.figures.model import Curve, Panel, Picture
 from curvescope.operators.hessian import Hessian
 from curvescope.sharpness import SharpnessReport
 from curvescope.training import Recipe

@@ -14,7 +14,7 @@ from curvescope.catalogue.flatness import solutions
 from curvescope.catalogue.flatness.optimisers import recipes
 from curvescope.catalogue.flatness.ritz import Ritz, panel, ritz
 from curvescope.catalogue.flatness.solutions import Splits
-from curvescope.catalogue.pictures import Curve, Panel, Picture
+from curvescope.figures.model import Curve, Panel, Picture
 from curvescope.networks import network
 from curvescope.operators.hessian import Hessian
 from curvescope.training import Fit, Trained, train

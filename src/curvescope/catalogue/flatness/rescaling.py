@@ -8,7 +8,7 @@ import torch
 
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
 from curvescope.catalogue.flatness import solutions
-from curvescope.catalogue.pictures import Curve, Panel, Picture
+from curvescope.figures.model import Curve, Panel, Picture
 from curvescope.operators.base import LinearOperator
 from curvescope.operators.hessian import Hessian
 from curvescope.problem import Problem

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from curvescope.catalogue.entry import Settings
-from curvescope.catalogue.pictures import Curve, Panel
+from curvescope.figures.model import Curve, Panel
 from curvescope.operators.base import LinearOperator
 from curvescope.spectra import spectral_measure
 

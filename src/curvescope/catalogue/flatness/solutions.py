@@ -13,10 +13,10 @@ from torch.nn.functional import avg_pool2d
 
 from curvescope import io
 from curvescope.catalogue.entry import Outcome, Row, Settings
-from curvescope.catalogue.pictures import Curve, Panel, Picture
 from curvescope.catalogue.trained import trained
 from curvescope.data import Dataset, dataset
 from curvescope.data.places import MissingFiles
+from curvescope.figures.model import Curve, Panel, Picture
 from curvescope.problem import Problem
 from curvescope.sharpness import SharpnessReport, compare_reports, sharpness
 from curvescope.training import Recipe

@@ -10,7 +10,7 @@ from curvescope.catalogue.entry import Outcome, Row, Scale, Settings
 from curvescope.catalogue.flatness import solutions
 from curvescope.catalogue.flatness.ritz import Ritz, panel, ritz
 from curvescope.catalogue.flatness.solutions import DECAYS, Splits
-from curvescope.catalogue.pictures import Curve, Panel, Picture
+from curvescope.figures.model import Curve, Panel, Picture
 from curvescope.operators.hessian import Hessian
 from curvescope.training import Fit, evaluate
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
 from curvescope.catalogue.flatness import batch_norm, solutions
 from curvescope.catalogue.flatness.solutions import DECAYS, Solution, Splits
-from curvescope.catalogue.pictures import Curve, Panel, Picture
+from curvescope.figures.model import Curve, Panel, Picture
 from curvescope.sharpness import MinibatchMetric, PacMetric, minibatch_metric, pac_metric
 from curvescope.sharpness.ranks import kendall
 from curvescope.training import evaluate

@@ -17,8 +17,8 @@ from torch import nn
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
 from curvescope.catalogue.flatness import solutions
 from curvescope.catalogue.flatness.solutions import Solution, Splits
-from curvescope.catalogue.pictures import Curve, Panel, Picture
 from curvescope.data import Dataset
+from curvescope.figures.model import Curve, Panel, Picture
 from curvescope.networks import network
 from curvescope.sharpness import SharpnessReport, TraceRegulariser
 from curvescope.training import Recipe, train

@@ -9,7 +9,7 @@ import torch
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
 from curvescope.catalogue.flatness import solutions
 from curvescope.catalogue.flatness.solutions import Splits
-from curvescope.catalogue.pictures import Curve, Panel, Picture
+from curvescope.figures.model import Curve, Panel, Picture
 from curvescope.networks import network
 from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.sharpness import TraceRegulariser

@@ -9,7 +9,7 @@ import torch
 from curvescope._state import evaluated
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
 from curvescope.catalogue.flatness import solutions
-from curvescope.catalogue.pictures import Curve, Panel, Picture
+from curvescope.figures.model import Curve, Panel, Picture
 from curvescope.networks import network
 from curvescope.sharpness import SubsamplingStudy, subsampling_study
 from curvescope.training import Recipe, load_weights, train

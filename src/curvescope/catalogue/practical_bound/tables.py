@@ -13,7 +13,7 @@ from curvescope.catalogue.flatness.weight_decay import (
     measured,
     named,
 )
-from curvescope.catalogue.pictures import Curve, Panel, Picture
+from curvescope.figures.model import Curve, Panel, Picture
 from curvescope.sharpness.ranks import kendall
 
 TABLES = {"cnn": 2, "preresnet": 4, "wide-resnet": 5}

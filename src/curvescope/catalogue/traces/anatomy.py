@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
-from curvescope.catalogue.pictures import Curve, Panel, Picture
 from curvescope.catalogue.traces import subjects
 from curvescope.data import Dataset
+from curvescope.figures.model import Curve, Panel, Picture
 from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.operators.hessian import Hessian
 from curvescope.problem import Problem

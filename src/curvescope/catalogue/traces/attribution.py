@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
-from curvescope.catalogue.pictures import Curve, Panel, Picture
 from curvescope.catalogue.traces import subjects
 from curvescope.catalogue.traces.subjects import EPS, Spectrum
+from curvescope.figures.model import Curve, Panel, Picture
 from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.problem import Problem
 from curvescope.spectra.exact import ExactSpectrum, log_distance

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
-from curvescope.catalogue.pictures import Picture
 from curvescope.catalogue.traces import subjects
 from curvescope.catalogue.traces.spectra import bulk, density_panel
 from curvescope.catalogue.traces.vgg import SPLITS
+from curvescope.figures.model import Picture
 from curvescope.linearisation.sweep import sweep_of
 from curvescope.operators.hessian import Hessian
 from curvescope.problem import Problem

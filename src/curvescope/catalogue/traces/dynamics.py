@@ -10,9 +10,9 @@ from torch import Tensor
 
 from curvescope._state import evaluated, fast_precision
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
-from curvescope.catalogue.pictures import Curve, Panel, Picture
 from curvescope.catalogue.traces import subjects
 from curvescope.data import Dataset
+from curvescope.figures.model import Curve, Panel, Picture
 from curvescope.networks import network
 from curvescope.problem import Problem
 from curvescope.spectra.exact import ExactSpectrum

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
-from curvescope.catalogue.pictures import Picture
 from curvescope.catalogue.traces import subjects
 from curvescope.catalogue.traces.layer_pictures import layer_pictures
 from curvescope.catalogue.traces.perceptron import DATA, SUBJECT, Perceptron, difference, perceptron
+from curvescope.figures.model import Picture
 from curvescope.structure.layers import LayerStatistics, MomentStatistics, layer_statistics
 
 _CLASSES = 10

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
-from curvescope.catalogue.pictures import Picture, above
 from curvescope.catalogue.traces import subjects
 from curvescope.catalogue.traces.perceptron import DATA, SUBJECT, difference, perceptron
+from curvescope.figures.model import Picture, above
 from curvescope.linearisation.extended import class_directions
 from curvescope.operators.gram import GramForm
 from curvescope.problem import Problem

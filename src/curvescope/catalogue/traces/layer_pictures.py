@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from curvescope.catalogue.pictures import Curve, Panel, Picture
+from curvescope.figures.model import Curve, Panel, Picture
 from curvescope.structure.layers import LayerStatistics, MomentStatistics
 
 MOST = {"moments": 750, "weights": 150}

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
-from curvescope.catalogue.pictures import Curve, Panel, Picture
+from curvescope.figures.model import Curve, Panel, Picture
 from curvescope.structure.logistic import (
     CanonicalModel,
     ExpectedSpectrum,

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
-from curvescope.catalogue.pictures import Curve, Panel, Picture, rounded
 from curvescope.catalogue.traces import subjects
 from curvescope.catalogue.traces.vgg import SPLITS, digits, test_residual
+from curvescope.figures.model import Curve, Panel, Picture, rounded
 from curvescope.linearisation.sweep import sweep_of
 from curvescope.operators.base import LinearOperator
 from curvescope.operators.gauss_newton import GaussNewton

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from curvescope._state import fast_precision
 from curvescope.catalogue.entry import Row, Settings
-from curvescope.catalogue.pictures import Curve, Panel
 from curvescope.catalogue.trained import Subject, trained
 from curvescope.data import Dataset, dataset
+from curvescope.figures.model import Curve, Panel
 from curvescope.problem import Problem
 from curvescope.spectra.control import Status
 from curvescope.spectra.exact import ExactSpectrum

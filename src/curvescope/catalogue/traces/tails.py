@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
-from curvescope.catalogue.pictures import Curve, Panel, Picture
 from curvescope.catalogue.traces.vgg import Digits, digits, test_residual
+from curvescope.figures.model import Curve, Panel, Picture
 from curvescope.spectra.measure import SpectralMeasure
 
 _BINS = 40

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
-from curvescope.catalogue.pictures import Curve, Panel, Picture
 from curvescope.catalogue.traces import subjects
+from curvescope.figures.model import Curve, Panel, Picture
 from curvescope.operators.simple import Dense
 from curvescope.spectra.density import Curve as Density
 from curvescope.spectra.eigenpairs import eigenpairs

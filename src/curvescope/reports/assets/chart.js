@@ -1,281 +1,355 @@
-// Charts drawn as SVG from numbers in the page: zoom, log axes, legend; no library, no request.
-// Colours are CSS variables of the page, so that a change of theme needs no new drawing.
+// Moves what the page already shows: zoom, axes, legend, numbers under the pointer. Nothing is
+// computed here but places; the elements of every curve are in the page, and keep their number.
 "use strict";
 
 const MARGIN = { left: 62, right: 14, top: 12, bottom: 44 };
+const SVG = "http://www.w3.org/2000/svg";
+
+function node(tag, attributes, parent, text) {
+  const made = parent instanceof SVGElement ? document.createElementNS(SVG, tag) : document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  if (text !== undefined) made.textContent = text;
+  parent.append(made);
+  return made;
+}
+
+function set(element, attributes) {
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+}
+
+const SUPERSCRIPTS = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹" };
+
+function format(value, digits = 4) {
+  if (value === 0) return "0";
+  const power = Math.floor(Math.log10(Math.abs(value)) + 1e-9);
+  if (power >= -3 && power < 5) return String(Number(value.toPrecision(digits))).replace("-", "−");
+  const mantissa = Number((value / 10 ** power).toPrecision(digits));
+  const front = mantissa === 1 ? "" : `${String(mantissa).replace("-", "−")}·`;
+  return `${front}10${[...String(power)].map((c) => SUPERSCRIPTS[c]).join("")}`;
+}
+
+function linearTicks(low, high, most) {
+  const raw = (high - low) / Math.max(most, 1), unit = 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 5, 10].map((k) => k * unit).find((s) => s >= raw * 0.999);
+  const places = [];
+  for (let k = Math.ceil(low / step - 1e-9); k * step <= high + 1e-9 * step; k++) places.push(k * step);
+  return places.map((v) => (Math.abs(v) < 1e-9 * step ? 0 : v));
+}
+
+// Places on an axis of decimal logarithms: whole decades, or 1, 2, 5 (or 1 … 9) of each.
+function decadeTicks(low, high, most) {
+  if (high - low > 2.5) return linearTicks(low, high, most).filter(Number.isInteger);
+  const within = high - low > 0.8 ? [1, 2, 5] : [1, 2, 3, 4, 5, 6, 7, 8, 9], places = [];
+  for (let k = Math.floor(low); k <= high; k++) {
+    for (const m of within) {
+      const u = k + Math.log10(m);
+      if (u >= low && u <= high) places.push(u);
+    }
+  }
+  return places.length > 1 ? places : linearTicks(low, high, most);
+}
+
+const extent = (values) => values.reduce(([a, b], v) => [Math.min(a, v), Math.max(b, v)], [Infinity, -Infinity]);
 
 class Chart {
   constructor(host, spec) {
-    this.host = host; this.spec = spec;
-    this.logX = Boolean(spec.x.log); this.logY = Boolean(spec.y.log);
-    this.shown = spec.series.map((s) => !s.hidden);
-    this.build();
-    this.view = this.domain(false);
+    this.host = host; this.spec = spec; this.which = 0;
+    this.area = host.querySelector(".plot"); this.svg = this.area.querySelector("svg");
+    this.svg.setAttribute("tabindex", 0);
+    const groups = [...this.svg.querySelectorAll("g.view")];
+    this.views = spec.views.map((view, i) => this.prepare(view, groups[i]));
+    this.shown = spec.views[0].series.map((series) => !series.hidden);
+    this.toolbar();
+    this.readout = node("output", { class: "readout", "aria-live": "polite" }, host,
+      "Drag across the picture to zoom, double-click to see everything again.");
+    this.listen();
     new ResizeObserver(() => this.draw()).observe(this.area);
     this.draw();
   }
 
-  build() {
-    const bar = Curves.html("div", { class: "tools", role: "toolbar", "aria-label": `Tools of: ${this.spec.title}` }, this.host);
+  get view() { return this.views[this.which]; }
+
+  prepare(spec, group) {
+    const series = spec.series.map((_, i) => group.querySelector(`g.series[data-place="${i}"]`));
+    const view = {
+      spec, group, series, logX: spec.x.log, logY: spec.y.log, axes: group.querySelector("g.axes"),
+      clip: group.querySelector("clipPath rect"), thresholds: [...group.querySelectorAll("g.threshold")],
+    };
+    view.rows = spec.series.map((s, i) => spec.series.slice(i + 1).filter((other) => other.kind === "marks").length);
+    const body = group.querySelector("g.body");
+    view.selection = node("rect", { class: "selection", width: 0 }, body);
+    view.cross = node("line", { class: "cross", visibility: "hidden" }, body);
+    return view;
+  }
+
+  toolbar() {
+    const bar = document.createElement("div");
+    set(bar, { class: "tools", role: "toolbar", "aria-label": `Tools of: ${this.spec.title}` });
+    this.area.before(bar);
     const button = (text, label, act) => {
-      const node = Curves.html("button", { type: "button", title: label, "aria-label": label }, bar, text);
-      node.addEventListener("click", act);
-      return node;
+      const made = node("button", { type: "button", title: label, "aria-label": label }, bar, text);
+      made.addEventListener("click", act);
     };
     button("+", "Zoom in", () => this.zoom(0.5));
     button("−", "Zoom out", () => this.zoom(2));
     button("←", "Move left", () => this.pan(-0.25));
     button("→", "Move right", () => this.pan(0.25));
-    if (this.spec.bulk) button("bulk", "Show the bulk alone", () => this.look(this.domain(true)));
+    const { series, x, y } = this.spec.views[0];
+    if (series.some((s) => s.kind === "marks")) button("bulk", "Show the bulk alone", () => this.look(this.domain(true)));
     button("all", "Show everything", () => this.look(this.domain(false)));
-    if (this.spec.x.toggle) this.toggle(bar, this.spec.x.toggle, "logX", "Logarithmic horizontal axis");
-    if (this.spec.y.toggle) this.toggle(bar, this.spec.y.toggle, "logY", "Logarithmic vertical axis");
-    this.area = Curves.html("div", { class: "plot" }, this.host);
-    this.canvas = Curves.svg("svg", {
-      tabindex: 0, role: "group", "aria-roledescription": "chart",
-      "aria-label": `${this.spec.title}. Plus and minus zoom, arrows move, 0 shows everything.`,
-    }, this.area);
-    this.legend();
-    this.readout = Curves.html("output", { class: "readout", "aria-live": "polite" }, this.host, this.spec.hint || "");
-    this.listen();
+    const positive = (key) => series.every((s) => s.kind === "marks" || (s[key] || []).every((v) => v > 0));
+    const other = this.spec.views[1];
+    if (other) this.toggle(bar, `log ${other.x.label}`, "x", false, () => { this.which = 1 - this.which; });
+    else if (positive("x")) this.toggle(bar, `log ${x.label}`, "x", x.log, () => { this.view.logX = !this.view.logX; });
+    if (y.log || positive("y")) {
+      this.toggle(bar, `log ${y.label}`, "y", y.log, () => this.views.forEach((view) => { view.logY = !view.logY; }));
+    }
   }
 
-  toggle(bar, text, field, label) {
-    const node = Curves.html("button", { type: "button", "aria-pressed": this[field], title: label, "data-toggle": field }, bar, text);
-    node.addEventListener("click", () => {
-      this[field] = !this[field];
-      node.setAttribute("aria-pressed", this[field]);
-      if (field === "logX") this.view = this.domain(false);
+  toggle(bar, text, axis, pressed, act) {
+    const made = node("button", { type: "button", "aria-pressed": pressed, "data-toggle": axis }, bar, text);
+    made.addEventListener("click", () => {
+      made.setAttribute("aria-pressed", made.getAttribute("aria-pressed") !== "true");
+      act();
+      if (axis === "x") this.view.look = null;
       this.draw();
     });
   }
 
-  legend() {
-    const list = Curves.html("div", { class: "legend", role: "group", "aria-label": "Legend: choose what is shown" }, this.host);
-    this.spec.series.forEach((series, i) => {
-      const key = Curves.html("button", { type: "button", "aria-pressed": this.shown[i], "data-series": series.name }, list);
-      this.swatch(key, series);
-      Curves.html("span", {}, key, series.name);
-      key.addEventListener("click", () => {
-        this.shown[i] = !this.shown[i];
-        key.setAttribute("aria-pressed", this.shown[i]);
-        this.draw();
-      });
-    });
-  }
-
-  swatch(key, series) {
-    const kind = { histogram: "area", points: "dots" }[series.kind], style = `--c: var(--${series.colour})`;
-    if (kind) { Curves.html("span", { class: `swatch ${kind}`, style, "aria-hidden": "true" }, key); return; }
-    const sample = Curves.svg("svg", { class: "swatch", style, "aria-hidden": "true" }, key);
-    const line = Curves.svg("line", { class: "line", x1: 0, x2: "100%", y1: "50%", y2: "50%" }, sample);
-    this.stroke(line, series, 2.4);
-  }
-
-  // Curves that lie over each other are told apart by their dashes and widths, not by colour alone.
-  stroke(line, series, width) {
-    if (series.dash) line.setAttribute("stroke-dasharray", series.dash);
-    line.style.strokeWidth = series.width || width;
-  }
-
   listen() {
-    const c = this.canvas;
-    c.addEventListener("keydown", (event) => {
+    this.host.querySelectorAll(".legend button").forEach((key, i) => key.addEventListener("click", () => {
+      this.shown[i] = !this.shown[i];
+      key.setAttribute("aria-pressed", this.shown[i]);
+      this.draw();
+    }));
+    const svg = this.svg;
+    svg.addEventListener("keydown", (event) => {
       if (event.ctrlKey || event.metaKey || event.altKey) return;
+      const all = () => this.look(this.domain(false));
       const act = {
         "+": () => this.zoom(0.5), "=": () => this.zoom(0.5), "-": () => this.zoom(2),
-        ArrowLeft: () => this.pan(-0.1), ArrowRight: () => this.pan(0.1),
-        0: () => this.look(this.domain(false)), Home: () => this.look(this.domain(false)),
+        ArrowLeft: () => this.pan(-0.1), ArrowRight: () => this.pan(0.1), 0: all, Home: all,
       }[event.key];
       if (act) { act(); event.preventDefault(); }
     });
-    c.addEventListener("pointerdown", (event) => {
+    svg.addEventListener("pointerdown", (event) => {
       if (event.button !== 0) return;
-      this.from = this.pixel(event); c.setPointerCapture(event.pointerId);
+      this.from = this.pixel(event); svg.setPointerCapture(event.pointerId);
     });
-    c.addEventListener("pointermove", (event) => this.hover(this.pixel(event)));
-    c.addEventListener("pointerup", (event) => {
+    svg.addEventListener("pointermove", (event) => this.hover(this.pixel(event)));
+    svg.addEventListener("pointerup", (event) => {
       const start = this.from, end = this.pixel(event);
-      this.from = null; this.selection.setAttribute("width", 0);
+      this.release();
       if (start === null || start === undefined || Math.abs(end - start) < 6) return;
       this.look([this.invert(Math.min(start, end)), this.invert(Math.max(start, end))]);
     });
-    c.addEventListener("pointercancel", () => { this.from = null; this.selection.setAttribute("width", 0); });
-    c.addEventListener("pointerleave", () => this.cross.setAttribute("visibility", "hidden"));
-    c.addEventListener("dblclick", () => this.look(this.domain(false)));
+    svg.addEventListener("pointercancel", () => this.release());
+    svg.addEventListener("pointerleave", () => this.view.cross.setAttribute("visibility", "hidden"));
+    svg.addEventListener("dblclick", () => this.look(this.domain(false)));
   }
 
-  // Views --------------------------------------------------------------------------------------
+  release() { this.from = null; this.view.selection.setAttribute("width", 0); }
+
+  // What is looked at -----------------------------------------------------------------------------
 
   domain(bulk) {
-    const visible = this.spec.series.filter((s, i) => this.shown[i]);
-    let ends = visible.map((s) => Curves.coverage(s, this.spec, this.logX, bulk)).filter(([a]) => a < Infinity);
-    if (!ends.length) ends = this.spec.series.map((s) => Curves.coverage(s, this.spec, this.logX, false));
-    const [a, b] = [Math.min(...ends.map((e) => e[0])), Math.max(...ends.map((e) => e[1]))];
-    const pad = 0.02 * (b - a) || 0.5 * Math.abs(a) || 0.5;
-    return [a - pad, b + pad];
+    const { spec, logX } = this.view, wanted = (s, i) => (this.shown[i] || !this.shown.some(Boolean)) && !(bulk && s.kind === "marks");
+    let xs = spec.series.filter(wanted).flatMap((s) => s.x.filter((x) => x !== null));
+    if (!bulk) xs = xs.concat(spec.lines.map(([, x]) => x));
+    if (logX) xs = xs.filter((x) => x > 0).map(Math.log10);
+    const [a, b] = xs.length ? extent(xs) : [0, 1], room = 0.02 * (b - a) || 0.5 * Math.abs(a) || 0.5;
+    return [a - room, b + room];
   }
 
   look([a, b]) {
-    const scale = Math.max(Math.abs(a), Math.abs(b));
-    if (b - a > 1e-9 * scale) { this.view = [a, b]; this.draw(); }
+    if (b - a > 1e-9 * Math.max(Math.abs(a), Math.abs(b))) { this.view.look = [a, b]; this.draw(); }
   }
 
   zoom(factor) {
-    const [a, b] = this.view, centre = (a + b) / 2, half = ((b - a) / 2) * factor;
+    const [a, b] = this.view.look, centre = (a + b) / 2, half = ((b - a) / 2) * factor;
     this.look([centre - half, centre + half]);
   }
 
-  pan(share) { const [a, b] = this.view, d = share * (b - a); this.look([a + d, b + d]); }
+  pan(share) { const [a, b] = this.view.look, d = share * (b - a); this.look([a + d, b + d]); }
 
   pixel(event) {
-    const box = this.canvas.getBoundingClientRect();
+    const box = this.svg.getBoundingClientRect();
     return Math.min(Math.max(event.clientX - box.left, MARGIN.left), this.width - MARGIN.right);
   }
 
   invert(pixel) {
-    const [a, b] = this.view;
-    return a + ((pixel - MARGIN.left) / (this.width - MARGIN.left - MARGIN.right)) * (b - a);
+    const [a, b] = this.view.look;
+    return a + ((pixel - MARGIN.left) / this.inner) * (b - a);
   }
 
-  // Drawing ------------------------------------------------------------------------------------
+  // Places ----------------------------------------------------------------------------------------
 
   draw() {
     this.width = Math.max(this.area.clientWidth, 240);
     this.height = Math.round(Math.min(Math.max(this.width * 0.52, 240), 420));
-    const c = this.canvas, [a, b] = this.view;
-    c.setAttribute("viewBox", `0 0 ${this.width} ${this.height}`);
-    c.setAttribute("height", this.height);
-    c.dataset.view = `${a} ${b}`;
-    c.replaceChildren();
+    this.foot = this.height - MARGIN.bottom;
     this.inner = this.width - MARGIN.left - MARGIN.right;
-    this.x = (u) => MARGIN.left + ((u - a) / (b - a)) * this.inner;
-    this.curves = this.spec.series.map((s, i) => (this.shown[i] ? Curves.evaluate(s, this.spec, this.view, this.inner, this.logX) : null));
-    this.scaleY();
-    this.axes();
-    const clip = `clip-${this.host.id}`;
-    Curves.svg("rect", { x: MARGIN.left, y: MARGIN.top, width: this.inner, height: this.height - MARGIN.top - MARGIN.bottom }, Curves.svg("clipPath", { id: clip }, Curves.svg("defs", {}, c)));
-    const body = Curves.svg("g", { "clip-path": `url(#${clip})` }, c);
-    // The first series lies on top.
-    for (let i = this.curves.length - 1; i >= 0; i--) {
-      if (this.curves[i]) this.drawSeries(body, this.spec.series[i], this.curves[i]);
-    }
-    this.cross = Curves.svg("line", { class: "cross", y1: MARGIN.top, y2: this.height - MARGIN.bottom, visibility: "hidden" }, c);
-    this.selection = Curves.svg("rect", { class: "selection", y: MARGIN.top, height: this.height - MARGIN.top - MARGIN.bottom, width: 0 }, c);
+    set(this.svg, { viewBox: `0 0 ${this.width} ${this.height}`, height: this.height });
+    this.views.forEach((view, i) => { view.group.style.display = i === this.which ? "" : "none"; });
+    const view = this.view;
+    view.look ||= this.domain(false);
+    const [a, b] = view.look;
+    this.svg.dataset.view = `${a} ${b}`;
+    this.u = (x) => (view.logX ? (x > 0 ? Math.log10(x) : -300) : x);
+    this.x = (x) => MARGIN.left + ((this.u(x) - a) / (b - a)) * this.inner;
+    this.scale();
+    this.ticks();
+    set(view.clip, { width: this.inner, height: this.foot - MARGIN.top });
+    set(view.selection, { y: MARGIN.top, height: this.foot - MARGIN.top });
+    set(view.cross, { y1: MARGIN.top, y2: this.foot });
+    view.spec.series.forEach((series, i) => {
+      view.series[i].style.display = this.shown[i] ? "" : "none";
+      if (this.shown[i]) this.move(view.series[i], series, view.rows[i]);
+    });
+    view.thresholds.forEach((group, i) => {
+      const x = this.x(view.spec.lines[i][1]);
+      set(group.querySelector("line"), { x1: x, x2: x, y2: this.foot });
+      set(group.querySelector("text"), { x: x + 4 });
+    });
   }
 
-  scaleY() {
-    const [a, b] = this.view;
-    let low = Infinity, peak = -Infinity, one = Infinity;
-    for (const curve of this.curves) {
-      if (!curve) continue;
-      curve.x.forEach((x, i) => {
-        if (x < a || x > b) return;
-        peak = Math.max(peak, curve.low ? curve.high[i] : curve.y[i]);
-        if (!this.logY || curve.y[i] > 0) low = Math.min(low, curve.y[i]);
+  // The vertical axis: the picture's own limits, or what is to be seen between the ends of the other.
+  scale() {
+    const { spec, look: [a, b], logY } = this.view, heights = [];
+    spec.series.forEach((series, i) => {
+      if (!this.shown[i] || series.kind === "marks") return;
+      series.x.forEach((x, k) => {
+        const u = this.u(x);
+        if (u < a || u > b) return;
+        for (const key of ["y", "low", "high"]) if (series[key] && series[key][k] !== null) heights.push(series[key][k]);
       });
-      if (curve.one) one = Math.min(one, curve.one);
+    });
+    const [low, high] = heights.length ? extent(heights.filter((y) => !logY || y > 0)) : [0, 1];
+    if (spec.y.limits && logY === spec.y.log) this.range = logY ? spec.y.limits.map(Math.log10) : spec.y.limits;
+    else if (logY) this.range = [Math.log10(Math.max(low / 1.5, 1e-12 * high)), Math.log10(1.8 * high)];
+    else {
+      const room = 0.05 * (high - low) || 0.1 * Math.abs(high) || 1;
+      this.range = [low >= 0 && low < 0.3 * high ? 0 : low - room, high + room];
     }
-    if (!(peak > -Infinity)) { low = 0; peak = 1; }
-    if (this.logY) {
-      if (!(peak > 0)) peak = 1;
-      // Low enough to see a single eigenvalue, where the series say how high one stands.
-      const floor = one < Infinity ? Math.min(Math.max(0.2 * one, 1e-9 * peak), 1e-2 * peak) : Math.max(low / 1.5, 1e-12 * peak);
-      this.range = [Math.log10(Math.max(floor, 1e-300)), Math.log10(peak * 1.8)];
-    } else {
-      if (this.spec.y.zero !== false) low = Math.min(low, 0);
-      const pad = 0.05 * (peak - low) || 0.1 * Math.abs(peak) || 1;
-      this.range = [low < 0 || this.spec.y.zero === false ? low - pad : 0, peak + pad];
-    }
-    const [p, q] = this.range, room = this.height - MARGIN.top - MARGIN.bottom;
+    const [p, q] = this.range, tall = this.foot - MARGIN.top;
     this.y = (v) => {
-      const w = this.logY ? (v > 0 ? Math.log10(v) : p - 1) : v;
-      return MARGIN.top + (1 - Math.min(Math.max((w - p) / (q - p), -0.2), 1.2)) * room;
+      const w = logY ? (v > 0 ? Math.log10(v) : p - 1) : v;
+      return MARGIN.top + (1 - Math.min(Math.max((w - p) / (q - p), -0.2), 1.2)) * tall;
     };
   }
 
-  axes() {
-    const c = this.canvas, [a, b] = this.view, [p, q] = this.range, foot = this.height - MARGIN.bottom;
-    for (const [v, text] of this.labels(a, b, this.inner / 64, this.logX)) {
-      const x = this.x(v);
-      Curves.svg("line", { class: "grid", x1: x, x2: x, y1: MARGIN.top, y2: foot }, c);
+  ticks() {
+    const { axes, spec, logX, logY, look: [a, b] } = this.view, [p, q] = this.range;
+    axes.replaceChildren();
+    const places = (low, high, most, log) => (log
+      ? decadeTicks(low, high, most).map((u) => [10 ** u, format(10 ** u, 3)])
+      : linearTicks(low, high, most).map((v) => [v, format(v, 6)]));
+    for (const [value, text] of places(a, b, this.inner / 64, logX)) {
+      const x = this.x(value), over = x + 3.4 * text.length > this.width;
+      node("line", { class: "grid", x1: x, x2: x, y1: MARGIN.top, y2: this.foot }, axes);
       // A label at the right end must not be cut off.
-      const over = x + 3.4 * text.length > this.width;
       const where = over ? { x: this.width, "text-anchor": "end" } : { x, "text-anchor": "middle" };
-      Curves.svg("text", { class: "tick", y: foot + 16, ...where }, c).textContent = text;
+      node("text", { class: "tick", y: this.foot + 16, ...where }, axes, text);
     }
-    for (const [v, text] of this.labels(p, q, (foot - MARGIN.top) / 30, this.logY)) {
-      const y = this.y(this.logY ? 10 ** v : v);
-      Curves.svg("line", { class: "grid", x1: MARGIN.left, x2: this.width - MARGIN.right, y1: y, y2: y }, c);
-      Curves.svg("text", { class: "tick", x: MARGIN.left - 7, y: y + 4, "text-anchor": "end" }, c).textContent = text;
+    for (const [value, text] of places(p, q, (this.foot - MARGIN.top) / 30, logY)) {
+      const y = this.y(value);
+      node("line", { class: "grid", x1: MARGIN.left, x2: this.width - MARGIN.right, y1: y, y2: y }, axes);
+      node("text", { class: "tick", x: MARGIN.left - 7, y: y + 4, "text-anchor": "end" }, axes, text);
     }
-    Curves.svg("line", { class: "axis", x1: MARGIN.left, x2: this.width - MARGIN.right, y1: foot, y2: foot }, c);
-    const middle = MARGIN.left + this.inner / 2;
-    Curves.svg("text", { class: "label", x: middle, y: this.height - 8, "text-anchor": "middle" }, c).textContent = this.logX ? this.spec.x.log_label || this.spec.x.label : this.spec.x.label;
-    const side = Curves.svg("text", { class: "label", x: 13, y: (foot + MARGIN.top) / 2, "text-anchor": "middle" }, c);
-    side.setAttribute("transform", `rotate(-90 13 ${(foot + MARGIN.top) / 2})`);
-    side.textContent = this.logX && this.spec.y.log_label ? this.spec.y.log_label : this.spec.y.label;
+    node("line", { class: "axis", x1: MARGIN.left, x2: this.width - MARGIN.right, y1: this.foot, y2: this.foot }, axes);
+    node("text", { class: "label", x: MARGIN.left + this.inner / 2, y: this.height - 8, "text-anchor": "middle" }, axes, spec.x.label);
+    const middle = (this.foot + MARGIN.top) / 2;
+    node("text", { class: "label", x: 13, y: middle, "text-anchor": "middle", transform: `rotate(-90 13 ${middle})` }, axes, spec.y.label);
   }
 
-  labels(low, high, count, log) {
-    if (log) return Curves.decades(low, high, count).map((v) => [v, Curves.format(10 ** v, 3)]);
-    const { step, values } = Curves.ticks(low, high, count);
-    return values.map((v) => [v, Curves.format(Math.abs(v) < 1e-9 * step ? 0 : v, 6)]);
-  }
-
-  path(x, y, close) {
-    const points = x.map((u, i) => `${this.x(u).toFixed(2)},${this.y(y[i]).toFixed(2)}`);
-    return `M${points.join("L")}${close || ""}`;
-  }
-
-  drawSeries(body, series, curve) {
-    const group = Curves.svg("g", { class: `series ${series.kind}`, style: `--c: var(--${series.colour})`, "data-name": series.name }, body);
-    const foot = this.height - MARGIN.bottom;
-    if (series.kind === "histogram") {
-      const last = curve.x.length - 1;
-      const close = `L${this.x(curve.x[last]).toFixed(2)},${foot}L${this.x(curve.x[0]).toFixed(2)},${foot}Z`;
-      Curves.svg("path", { class: "area", d: this.path(curve.x, curve.y, close) }, group);
+  move(group, series, row) {
+    const points = (ys) => series.x.map((x, i) => [this.x(x), this.y(ys[i])]);
+    const path = (list) => `M${list.map(([x, y]) => `${x.toFixed(2)},${y.toFixed(2)}`).join("L")}`;
+    const stairs = (list) => list.flatMap((p, i) => (i ? [[p[0], list[i - 1][1]], p] : [p]));
+    if (series.kind === "marks") {
+      const top = this.foot - 22 - 11 * row;
+      group.querySelectorAll("g.mark").forEach((mark, i) => {
+        const x = this.x(series.x[i]);
+        set(mark.firstChild, { x1: x, x2: x, y1: top, y2: this.foot });
+        set(mark.lastChild, { cx: x, cy: top });
+      });
       return;
     }
-    if (curve.low) {
-      const back = [...curve.x].reverse(), low = [...curve.low].reverse();
-      Curves.svg("path", { class: "band", d: `${this.path(curve.x, curve.high)}L${this.path(back, low).slice(1)}Z` }, group);
+    let list = points(series.y);
+    const dots = group.querySelectorAll("circle.dot");
+    dots.forEach((dot, i) => set(dot, { cx: list[i][0], cy: list[i][1] }));
+    group.querySelectorAll("line.whisker").forEach((line, i) => set(line, {
+      x1: list[i][0], x2: list[i][0], y1: this.y(series.low[i]), y2: this.y(series.high[i]) }));
+    if (series.kind === "bars") {
+      const half = 0.4 * Math.min(20, ...list.slice(1).map(([x], i) => x - list[i][0]));
+      group.querySelectorAll("rect").forEach((bar, i) => set(bar, {
+        x: list[i][0] - half, y: list[i][1], width: 2 * half, height: Math.max(this.foot - list[i][1], 0) }));
+      return;
     }
-    if (series.kind !== "points") this.stroke(Curves.svg("path", { class: "line", d: this.path(curve.x, curve.y) }, group), series, 1.8);
-    if (series.kind === "points" || series.marks) {
-      curve.x.forEach((u, i) => Curves.svg("circle", { class: "dot", cx: this.x(u), cy: this.y(curve.y[i]), r: 2.6 }, group));
-    }
-    const at = Curves.place(this.spec, this.logX), top = foot - 22 - 11 * (series.row || 0);
-    for (const [value] of series.outliers || []) {
-      const x = this.x(at(value));
-      Curves.svg("line", { class: "outlier", x1: x, x2: x, y1: top, y2: foot }, group);
-      Curves.svg("circle", { class: "outlier", cx: x, cy: top, r: 3 }, group);
+    const stepped = series.kind === "steps" || series.kind === "filled";
+    if (stepped) list = stairs(list);
+    const area = group.querySelector("path.area"), band = group.querySelector("path.band"), line = group.querySelector("path.line");
+    if (area) area.setAttribute("d", `${path([...list, [list[list.length - 1][0], this.foot], [list[0][0], this.foot]])}Z`);
+    if (line) line.setAttribute("d", path(list));
+    if (band) {
+      const [upper, lower] = ["high", "low"].map((key) => (stepped ? stairs(points(series[key])) : points(series[key])));
+      band.setAttribute("d", `${path([...upper, ...lower.reverse()])}Z`);
     }
   }
+
+  // Numbers under the pointer ---------------------------------------------------------------------
 
   hover(pixel) {
-    this.cross.setAttribute("x1", pixel); this.cross.setAttribute("x2", pixel);
-    this.cross.setAttribute("visibility", "visible");
+    const { spec, cross, selection, logX } = this.view;
+    set(cross, { x1: pixel, x2: pixel, visibility: "visible" });
     if (this.from !== null && this.from !== undefined) {
-      this.selection.setAttribute("x", Math.min(this.from, pixel));
-      this.selection.setAttribute("width", Math.abs(pixel - this.from));
+      set(selection, { x: Math.min(this.from, pixel), width: Math.abs(pixel - this.from) });
     }
     const u = this.invert(pixel), parts = [];
-    const value = this.logX ? 10 ** u : u;
-    this.spec.series.forEach((series, i) => {
-      const curve = this.curves[i];
-      if (!curve) return;
-      const near = Curves.nearest(curve.x, u), mark = this.outlierAt(series, pixel);
-      if (mark) { parts.push(`${series.name} outlier ${Curves.format(mark[0], 5)} ± ${Curves.format(mark[1], 2)}`); return; }
-      if (near < 0 || Math.abs(this.x(curve.x[near]) - pixel) > 24) return;
-      const spread = curve.low ? ` ± ${Curves.format((curve.high[near] - curve.y[near]) / 2, 2)}` : "";
-      parts.push(`${series.name} ${Curves.format(curve.y[near], 3)}${spread}`);
+    spec.series.forEach((series, i) => {
+      if (!this.shown[i]) return;
+      const reach = series.kind === "marks" ? 4 : 24, near = this.nearest(series.x, pixel);
+      if (near < 0 || Math.abs(this.x(series.x[near]) - pixel) > reach) return;
+      if (series.kind === "marks") { parts.push(`${series.name} ${format(series.x[near], 5)} ± ${format(series.y[near], 2)}`); return; }
+      const band = series.low ? ` (${format(Math.max(series.low[near], 0), 2)} … ${format(series.high[near], 2)})` : "";
+      parts.push(`${series.name} ${format(series.y[near], 3)}${band}`);
     });
-    this.readout.textContent = `${this.spec.x.name || "x"} = ${Curves.format(value, 4)}${parts.length ? ": " : ""}${parts.join("; ")}`;
+    this.readout.textContent = `${spec.x.label} = ${format(logX ? 10 ** u : u, 4)}${parts.length ? ": " : ""}${parts.join("; ")}`;
   }
 
-  outlierAt(series, pixel) {
-    const at = Curves.place(this.spec, this.logX);
-    return (series.outliers || []).find((o) => Math.abs(this.x(at(o[0])) - pixel) < 4);
+  nearest(xs, pixel) {
+    let best = -1, least = Infinity;
+    xs.forEach((x, i) => {
+      const far = Math.abs(this.x(x) - pixel);
+      if (far < least) { best = i; least = far; }
+    });
+    return best;
+  }
+}
+
+// A heat map is an image, read with pointer or arrows.
+class HeatMap {
+  constructor(host, spec) {
+    this.spec = spec; this.cell = [0, 0];
+    this.image = host.querySelector(".heat img");
+    this.readout = node("output", { class: "readout", "aria-live": "polite" }, host);
+    this.image.addEventListener("pointermove", (event) => {
+      const box = this.image.getBoundingClientRect(), { values } = spec;
+      this.read(Math.floor(((event.clientY - box.top) / box.height) * values.length),
+        Math.floor(((event.clientX - box.left) / box.width) * values[0].length));
+    });
+    this.image.addEventListener("keydown", (event) => {
+      const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+      if (!step) return;
+      event.preventDefault();
+      this.read(this.cell[0] + step[0], this.cell[1] + step[1]);
+    });
+  }
+
+  read(i, j) {
+    const row = this.spec.values[i];
+    if (!row || row[j] === undefined) return;
+    this.cell = [i, j];
+    this.readout.textContent = `${this.spec.y} ${i + 1}, ${this.spec.x} ${j + 1}: ${format(row[j], 3)}`;
   }
 }

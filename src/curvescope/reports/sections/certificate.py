@@ -9,7 +9,7 @@ from pathlib import Path
 
 from curvescope.certificates.certificate import Certificate
 from curvescope.experiments.store import RunDirectory
-from curvescope.reports import charts
+from curvescope.figures.model import Curve, Panel
 from curvescope.reports.blocks import Block, Chart, Section, Table, Text, percent, short
 
 FILE = "certificate.json"
@@ -100,10 +100,6 @@ def _verification(found: Certificate) -> Table:
 
 def _history(found: Certificate) -> Chart:
     epochs = [point.epoch for point in found.history]
-    spec = charts.line_chart(
-        {"bound": {"x": epochs, "y": [point.bound for point in found.history]}},
-        title="The bound while the posterior was optimised",
-        x="epoch",
-        y="bound",
-    )
-    return Chart("certificate", "The bound while the posterior was optimised", spec)
+    title = "The bound while the posterior was optimised"
+    curve = Curve.of("bound", epochs, [point.bound for point in found.history])
+    return Chart("certificate", title, Panel(title, "epoch", "bound", (curve,)))

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from torch import Tensor
-
-from curvescope.experiments.stages.class_layers import ClassLayerFindings, Moment
-from curvescope.reports import charts
+from curvescope.experiments.stages.class_layers import ClassLayerFindings
+from curvescope.reports import pictures
 from curvescope.reports.blocks import Chart, Fold, Pair, Table, factor, percent, short
 from curvescope.reports.sections.subject import listed
 
 _OPEN = 1
-_MATRICES: dict[str, dict[str, Any]] = {
-    "G": {"colour": "vermilion", "width": 3.2},
-    "KFAC": {"colour": "purple", "dash": "7 3"},
-    "CFAC": {"colour": "blue", "dash": "2 3"},
-}
-ROUNDING = 1e-10
-"""Eigenvalues below this part of the largest are zero up to rounding."""
 
 
 def layers_table(layers: Sequence[ClassLayerFindings]) -> Table:
@@ -57,23 +47,11 @@ def layers_table(layers: Sequence[ClassLayerFindings]) -> Table:
 def layer_fold(layer: ClassLayerFindings, index: int, layers: int) -> Fold:
     """The last layer, where the paper has the clearest picture, is unfolded."""
     name, id = layer.name or "the model itself", f"class{index}"
-    densities = charts.line_chart(
-        {
-            matrix: {"x": layer.centres, "y": layer.densities[matrix], **_MATRICES[matrix]}
-            for matrix in ("CFAC", "KFAC", "G")
-        },
-        title=f"Spectra of G, KFAC and CFAC of {name}",
-        x="eigenvalue",
-        y="share per decade",
-        log=True,
-        toggles=True,
-        across=True,
-    )
     caption = f"{name}: exact G, KFAC and CFAC"
-    moments = [_moment(kind, moment, id, name) for kind, moment in layer.moments.items()]
+    moments = [_moment(layer, kind, id, name) for kind in layer.moments]
     return Fold(
         f"{name}: pictures",
-        [Chart(f"{id}-cfac", caption, densities, _below(layer)), Pair(moments)],
+        [Chart(f"{id}-cfac", caption, pictures.factors(layer), _below(layer)), Pair(moments)],
         open=index >= layers - _OPEN,
     )
 
@@ -89,27 +67,12 @@ def _below(layer: ClassLayerFindings) -> str:
     return text
 
 
-def _moment(kind: str, moment: Moment, id: str, name: str) -> Chart:
-    """The eigenvalues of a second moment and of its class parts, without those that are zero."""
-    parts = {"all": moment.total, "class part": moment.class_}
-    if kind == "errors":
-        parts["class and cross part"] = moment.class_and_cross
-    lines: dict[str, dict[str, Any]] = {}
-    zeros = []
-    for words, values in parts.items():
-        positive = values[values > ROUNDING * moment.total[0]]
-        lines[words] = {"x": index_of(positive), "y": positive}
-        if words != "all":
-            lines[words]["kind"] = "points"
-        elif len(positive) < len(values):
-            zeros.append(f"{len(values) - len(positive)} of the first {len(values)} are zero")
-    spec = charts.line_chart(
-        lines, title=f"{kind} of {name}", x="index", y="eigenvalue", log=True, toggles=True
-    )
-    note = f"{zeros[0]} up to rounding and not shown." if zeros else ""
-    return Chart(f"{id}-{kind}", f"{name}: second moment of the {kind}", spec, note)
-
-
-def index_of(values: Tensor) -> list[int]:
-    """1, 2, … for so many values."""
-    return list(range(1, len(values) + 1))
+def _moment(layer: ClassLayerFindings, kind: str, id: str, name: str) -> Chart:
+    """The eigenvalues of a second moment, with a word on those that are zero."""
+    total = layer.moments[kind].total
+    zeros = int((total <= pictures.ROUNDING * total[0]).sum())
+    note = ""
+    if zeros:
+        note = f"{zeros} of the first {len(total)} are zero up to rounding and not shown."
+    caption = f"{name}: second moment of the {kind}"
+    return Chart(f"{id}-{kind}", caption, pictures.moment(layer, kind), note)

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-from torch import Tensor
 
 from curvescope.experiments.stages import class_layers, class_structure
 from curvescope.experiments.stages.class_layers import ClassLayerFindings
 from curvescope.experiments.stages.class_structure import ClassFindings
 from curvescope.experiments.store import RunDirectory
-from curvescope.reports import charts
+from curvescope.reports import pictures
 from curvescope.reports.blocks import Block, Chart, Pair, Section, Table, Text
 from curvescope.reports.sections.class_pictures import (
-    ROUNDING,
-    index_of,
     layer_fold,
     layers_table,
 )
 from curvescope.reports.sections.subject import count, listed
-from curvescope.structure.outliers import SHARES
 
 _SHOWN = 150
 _SAME = 0.005
@@ -153,61 +147,18 @@ def _groups(whole: ClassFindings) -> Table:
 
 
 def _pictures(whole: ClassFindings) -> list[Chart]:
-    attribution = whole.attribution
-    kept = attribution.values[:_SHOWN] > ROUNDING * float(attribution.values[0])
-    values, shares = attribution.values[:_SHOWN][kept], attribution.shares[:_SHOWN][kept]
-    makers = shares.argmax(1)
-    lines: dict[str, dict[str, Any]] = {}
-    for i, name in enumerate(SHARES):
-        chosen = (makers == i).nonzero().flatten()
-        if len(chosen):
-            lines[_WORDS[name]] = {
-                "x": chosen + 1,
-                "y": values[chosen],
-                "kind": "points",
-                "colour": _COLOURS[name],
-            }
-    if attribution.edge > ROUNDING * float(attribution.values[0]):  # else there is no bulk
-        edge = {"x": [1, len(values)], "y": [attribution.edge] * 2}
-        lines["edge of the bulk"] = {**edge, "dash": "6 4", "colour": "grey"}
-    chart = charts.line_chart(
-        lines,
-        title="Attributed eigenvalues of G",
-        x="index",
-        y="eigenvalue",
-        log=True,
-        toggles=True,
-    )
-    caption = f"The {len(values)} largest eigenvalues of G by the part that makes most of each"
-    found = [Chart("attribution", caption, chart)]
+    panel = pictures.attributed(whole)
+    count = sum(len(curve.x) for curve in panel.curves if curve.kind == "points")
+    caption = f"The {count} largest eigenvalues of G by the part that makes most of each"
+    charts = [Chart("attribution", caption, panel)]
     if len(whole.whole):
-        found.append(_knockouts(whole))
-    return found
+        charts.append(_knockouts(whole))
+    return charts
 
 
 def _knockouts(whole: ClassFindings) -> Chart:
-    """The sorted eigenvalues of G with each part subtracted: what disappears was made by it.
-
-    The curves lie over each other where a part does nothing: G is a broad one underneath.
-    """
-    curves: list[tuple[str, Tensor, dict[str, Any]]] = [
-        (f"without {_WORDS[part]}", values, {"colour": _COLOURS[part], "dash": _DASHES[part]})
-        for part, values in whole.without.items()
-    ]
-    curves.append(("G", whole.whole, {"colour": "grey", "width": 5}))
-    lines, left = {}, []
-    for name, values, look in curves:
-        positive = values[values > ROUNDING * whole.whole[0]]
-        lines[name] = {"x": index_of(positive), "y": positive, **look}
-        left.append(f"{name} {len(positive):,}")
-    spec = charts.line_chart(
-        lines,
-        title="Knockouts of G",
-        x="index",
-        y="eigenvalue",
-        log=True,
-        toggles=True,
-        across=True,
-    )
-    note = f"Eigenvalues above 10⁻¹⁰ of the largest, the others being rounding: {', '.join(left)}."
-    return Chart("knockouts", "All eigenvalues of G with each part taken away", spec, note)
+    """The sorted eigenvalues of G with each part subtracted, and how many each leaves."""
+    panel = pictures.knockouts(whole)
+    left = ", ".join(f"{curve.label} {len(curve.x):,}" for curve in panel.curves)
+    note = f"Eigenvalues above 10⁻¹⁰ of the largest, the others being rounding: {left}."
+    return Chart("knockouts", "All eigenvalues of G with each part taken away", panel, note)

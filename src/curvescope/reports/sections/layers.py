@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from curvescope.experiments.stages import layers
 from curvescope.experiments.stages.layers import LayerFindings
 from curvescope.experiments.store import RunDirectory
-from curvescope.reports import charts
+from curvescope.reports import pictures
 from curvescope.reports.blocks import Block, Chart, Fold, Pair, Section, Table, Text, factor, short
 from curvescope.reports.sections.subject import classes_of, count, has_batch_norm, span
 
@@ -142,44 +143,13 @@ def _table(found: Sequence[LayerFindings], k: int) -> Table:
 def _fold(layer: LayerFindings, index: int) -> Fold:
     name = layer.name or "the model itself"
     id = f"layer{index}"
-    index_of = list(range(1, len(layer.true) + 1))
-    eigenvalues = charts.line_chart(
-        {
-            "true Hessian": {"x": index_of, "y": layer.true, "marks": True},
-            "Kronecker product": {"x": index_of, "y": layer.approximate, "marks": True},
-        },
-        title=f"Top eigenvalues of {name}",
-        x="index",
-        y="eigenvalue",
-        log=bool((layer.true > 0).all()),
-        toggles=True,
+    values = Chart(
+        f"{id}-values", f"{name}: top {len(layer.true)} eigenvalues", pictures.layer_values(layer)
     )
-    shares = charts.line_chart(
-        {
-            "overlap of the first k eigenvectors": {"x": index_of, "y": layer.overlap},
-            "rank-one ratio of the k-th eigenvector": {
-                "x": index_of,
-                "y": layer.ratio,
-                "kind": "points",
-            },
-        },
-        title=f"Overlap and rank-one ratio of {name}",
-        x="k",
-        y="share",
-    )
+    shares = Chart(f"{id}-overlap", f"{name}: overlap and rank one", pictures.layer_shares(layer))
     return Fold(
         f"{name}: pictures",
-        [
-            Pair(
-                [
-                    Chart(
-                        f"{id}-values", f"{name}: top {len(layer.true)} eigenvalues", eigenvalues
-                    ),
-                    Chart(f"{id}-overlap", f"{name}: overlap and rank one", shares),
-                ]
-            ),
-            *(_heat(layer, id, name, side) for side in ("input", "output")),
-        ],
+        [Pair([values, shares]), *(_heat(layer, id, name, side) for side in ("input", "output"))],
         open=index < _OPEN,
     )
 
@@ -189,18 +159,18 @@ def _heat(layer: LayerFindings, id: str, name: str, side: str) -> Pair:
     symbol = {"input": "E[xxᵀ]", "output": "E[M]"}[side]
     size = {"input": layer.inputs, "output": layer.outputs}[side]
     pair = []
-    for kind, words in (("true", "true"), ("approximate", "Kronecker")):
-        matrix = layer.correspondences[f"{kind} {side}"]
+    for kind, words in pictures.KINDS.items():
+        panel = pictures.correspondence(layer, kind, side)
         caption = f"{name}: {words} eigenvectors and {symbol}"
-        spec = charts.heat_map(
-            matrix, title=caption, x=f"{words} eigenvector", y=f"eigenvector of {symbol}"
-        )
-        rows, columns = matrix.shape
+        rows, columns = layer.correspondences[f"{kind} {side}"].shape
         shown = (
             f"Shown: {_first(columns, layer.outputs * layer.inputs)} {words} eigenvectors against "
             f"{_first(rows, size)} of {symbol}."
         )
-        pair.append(Chart(f"{id}-{kind}-{side}", caption, spec, shown))
+        axes = replace(
+            panel, title=caption, xlabel=f"{words} eigenvector", ylabel=f"eigenvector of {symbol}"
+        )
+        pair.append(Chart(f"{id}-{kind}-{side}", caption, axes, shown))
     return Pair(pair)
 
 

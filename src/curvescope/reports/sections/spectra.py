@@ -13,7 +13,7 @@ from curvescope.experiments.quantities import FROBENIUS, LARGEST, SMALL, SMALLES
 from curvescope.experiments.stages import spectra
 from curvescope.experiments.stages.spectra import Spectrum
 from curvescope.experiments.store import RunDirectory
-from curvescope.reports import charts
+from curvescope.reports import pictures
 from curvescope.reports.blocks import Block, Chart, Section, Table, Text, percent, short
 from curvescope.reports.sections.subject import classes_of, listed, ordinal
 
@@ -33,13 +33,9 @@ def build(run: RunDirectory) -> Section | None:
     if not found:
         return None
     table, classes = known(run), classes_of(run)
-    spec = charts.density_chart(
-        found,
-        title="Spectral densities of H, G and E",
-        colours=charts.OF_MATRIX,
-    )
+    drawn = pictures.spectra_panel(found, title="Spectral densities of H, G and E")
     blocks: list[Block] = [
-        Chart("spectra", "Spectral densities with bands of two standard errors", spec),
+        Chart("spectra", "Spectral densities with their bands", drawn),
         Text(_method(run, found)),
         _outliers(found),
     ]

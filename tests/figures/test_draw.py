@@ -7,9 +7,9 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from curvescope.catalogue.pictures import Curve, Image, Panel, Picture
-from curvescope.plots.axes import ticks
-from curvescope.plots.pictures import WIDTH, draw
+from curvescope.figures.axes import ticks
+from curvescope.figures.draw import WIDTH, draw
+from curvescope.figures.model import Curve, Image, Panel, Picture
 
 
 def picture(*panels: Panel, columns: int = 2, title: str = "") -> Picture:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from curvescope.catalogue.pictures import Picture
-from curvescope.plots import style
+from curvescope.figures import style
+from curvescope.figures.model import Picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,7 +19,7 @@ _MARGIN = 0.6  # inches, of a panel beside its axes
 def shared(picture: Picture) -> bool:
     """Whether every label has the same look wherever it appears, and several panels have one.
 
-    >>> from curvescope.catalogue.pictures import Curve, Panel
+    >>> from curvescope.figures.model import Curve, Panel
     >>> a, b = (Panel(curves=(Curve.of(name, None, [1, 2]),)) for name in "ab")
     >>> shared(Picture("p", "", (a, a))), shared(Picture("p", "", (a, b)))
     (True, False)

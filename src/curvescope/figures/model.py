@@ -1,4 +1,9 @@
-"""Pictures as data: what is drawn, without how; saved with the numbers, drawn from them alone."""
+"""Pictures as data: what is drawn, without how; saved with the numbers, drawn from them alone.
+
+A :class:`Picture` is made once and drawn in two ways: :func:`curvescope.figures.svg.chart` makes
+the interactive SVG of a page from a panel, :func:`curvescope.figures.draw.draw` a matplotlib figure
+for PDF files and notebooks.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +16,18 @@ from torch import Tensor
 
 Values = Sequence[float] | Tensor
 Scaling = Literal["linear", "log", "symlog"]
-Kind = Literal["line", "points", "steps", "bars"]
+Kind = Literal["line", "points", "steps", "bars", "filled", "marks"]
+Dash = Literal["", "dashed", "dotted"]
 _DIGITS = 6  # what a picture can show; files stay small
 
 
 @dataclass(frozen=True)
 class Curve:
     """``y`` against ``x``, with a band from ``low`` to ``high`` where there is one.
+
+    ``kind`` says how: ``"line"``, ``"points"``, ``"bars"`` around ``x``, ``"steps"`` from each
+    ``x`` to the next, ``"filled"`` steps with the area below them, or ``"marks"`` at the foot of
+    the panel for numbers ``x`` that are known to ``± y``.
 
     >>> Curve.of("squares", [1, 2], torch.tensor([1.0, 4.0])).y
     (1.0, 4.0)
@@ -30,6 +40,9 @@ class Curve:
     high: tuple[float, ...] | None = None
     kind: Kind = "line"
     colour: int | None = None  # index in the style's cycle; by default the place in the panel
+    dash: Dash = ""
+    width: float = 1.0  # of a line, relative to the style's
+    hidden: bool = False  # until the reader of a page asks for it
 
     @classmethod
     def of(
@@ -42,12 +55,14 @@ class Curve:
         high: Values | None = None,
         kind: Kind = "line",
         colour: int | None = None,
+        dash: Dash = "",
+        width: float = 1.0,
     ) -> Curve:
         """From lists or tensors; ``x`` is 1, 2, … by default."""
         values = _plain(y)
         places = _plain(range(1, len(values) + 1) if x is None else x)
         band = [None if side is None else _plain(side) for side in (low, high)]
-        return cls(label, places, values, band[0], band[1], kind, colour)
+        return cls(label, places, values, band[0], band[1], kind, colour, dash, width)
 
     @classmethod
     def mean(
@@ -100,11 +115,12 @@ class Image:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes: curves over each other, or one heat map.
+    """One pair of axes: curves, later ones over earlier ones, or one heat map.
 
     Where there is no ``ylabel`` the title names the quantity. A ``symlog`` axis of eigenvalues is
     linear up to ``linear`` on both sides of zero, so that a bulk and its outliers can be seen at
-    once. A panel with nothing to draw says why in its ``note``.
+    once. A panel with nothing to draw says why in its ``note``. ``alternate`` shows the same on
+    another horizontal axis: a page offers it as a switch with the name of that axis.
     """
 
     title: str = ""
@@ -118,6 +134,7 @@ class Panel:
     ylim: tuple[float, float] | None = None
     linear: float | None = None  # of a symlog x axis
     note: str = ""
+    alternate: Panel | None = None
 
 
 @dataclass(frozen=True)
@@ -190,7 +207,16 @@ def _panel(found: Mapping[str, Any]) -> Panel:
     if image is not None:
         image = Image(**{**image, "values": tuple(tuple(row) for row in image["values"])})
     limits = None if found["ylim"] is None else tuple(found["ylim"])
-    return Panel(**{**found, "curves": curves, "image": image, "ylim": limits})
+    other = found.get("alternate")
+    return Panel(
+        **{
+            **found,
+            "curves": curves,
+            "image": image,
+            "ylim": limits,
+            "alternate": None if other is None else _panel(other),
+        }
+    )
 
 
 def _plain(values: Values | range) -> tuple[float, ...]:

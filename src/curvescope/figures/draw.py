@@ -11,9 +11,9 @@ import math
 import textwrap
 from typing import TYPE_CHECKING, Literal
 
-from curvescope.catalogue.pictures import Curve, Panel, Picture
-from curvescope.plots import axes as scales
-from curvescope.plots import legends, style
+from curvescope.figures import axes as scales
+from curvescope.figures import legends, style
+from curvescope.figures.model import Curve, Panel, Picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,6 +26,7 @@ _LETTER = 0.075  # inches, of labels and titles on average
 _LINE = 0.19  # inches, of a line of a legend
 _FEW = 12  # points of a line that are marked
 _MARKERS = "o^sDv"
+_DASHES = {"": "-", "dashed": "--", "dotted": ":"}
 
 
 def draw(picture: Picture, *, title: str = "") -> Figure:
@@ -58,6 +59,15 @@ def draw(picture: Picture, *, title: str = "") -> Figure:
     if named:
         figure.suptitle(named, x=0.01, ha="left", fontsize=10.5, fontweight="bold")
     return figure
+
+
+def draw_panel(panel: Panel, axes: Axes, *, title: str = "") -> None:
+    """One panel on axes that somebody else made, with a legend of its own."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    _panel(axes, panel, figure)
+    axes.set(xlabel=style.pretty(panel.xlabel), ylabel=style.pretty(_ylabel(panel)))
+    style.finish(axes, style.pretty(title or panel.title))
 
 
 def colour_of(place: int, curve: Curve) -> int:
@@ -154,6 +164,16 @@ def _curve(axes: Axes, curve: Curve, index: int) -> None:
         width = 0.8 * min((b - a for a, b in zip(curve.x, curve.x[1:], strict=False)), default=1.0)
         axes.bar(curve.x, curve.y, width=width, color=colour, alpha=0.45, label=label)
         return
+    if curve.kind == "marks":
+        for x in curve.x:
+            axes.axvline(x, ymax=0.06, color=colour, linewidth=0.9)
+        axes.plot([], [], marker="|", linestyle="none", color=colour, label=label)
+        return
+    if curve.kind == "filled":
+        axes.fill_between(
+            curve.x, curve.y, step="post", color=colour, alpha=0.3, linewidth=0, label=label
+        )
+        return
     step: Literal["post"] | None = "post" if curve.kind == "steps" else None
     if curve.low is not None and curve.high is not None:
         axes.fill_between(
@@ -161,6 +181,7 @@ def _curve(axes: Axes, curve: Curve, index: int) -> None:
         )
     axes.plot(
         curve.x, curve.y, color=colour, label=label,
-        drawstyle="steps-post" if step else "default",
+        drawstyle="steps-post" if step else "default", linestyle=_DASHES[curve.dash],
+        linewidth=style.LINE * curve.width,
         marker=marker if 2 < len(curve.x) <= _FEW and not step else None, markersize=3,
     )  # fmt: skip

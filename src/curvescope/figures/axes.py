@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from curvescope.catalogue.pictures import Panel
+from curvescope.figures.model import Panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 BLUE, VERMILION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
 PURPLE, SKY, GREY, BLACK = "#CC79A7", "#56B4E9", "#7A7A7A", "#222222"
 CYCLE = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, GREY)
+LINE = 1.3
+"""The width of lines."""
 LEGEND = 8
 """The size of letters in legends."""
 
@@ -44,7 +46,7 @@ _SETTINGS: dict[str, Any] = {
     "grid.color": "#E6E6E6",
     "grid.linewidth": 0.6,
     "legend.fontsize": LEGEND,
-    "lines.linewidth": 1.3,
+    "lines.linewidth": LINE,
     "savefig.dpi": 160,
     "svg.hashsalt": "curvescope",  # the same picture, the same file
     "xtick.labelsize": 8,

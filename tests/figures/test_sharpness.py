@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from curvescope._checks import CurvescopeError
-from curvescope.plots.sharpness import against_generalisation
+from curvescope.figures.draw import draw
+from curvescope.figures.sharpness import against_generalisation
 from curvescope.problem import Problem
 from curvescope.sharpness import Comparison, SharpnessReport, compare_reports, sharpness
 
@@ -29,28 +30,25 @@ def compared(scales: tuple[float, ...]) -> Comparison:
 
 def test_points_lie_where_the_table_says() -> None:
     found = compared((0.5, 1.0, 2.0))
-    figure = against_generalisation(found, "test loss", measures=("tr H", "λ_max(H)"))
-    assert len(figure.axes) == 2
-    for axes, measure in zip(figure.axes, ("tr H", "λ_max(H)"), strict=True):
-        assert axes.get_xlabel() == measure
-        points = [container.lines[0].get_xydata()[0].tolist() for container in axes.containers]
+    picture = against_generalisation(found, "test loss", measures=("tr H", "λ_max(H)"))
+    assert len(picture.panels) == 2
+    for panel, measure in zip(picture.panels, ("tr H", "λ_max(H)"), strict=True):
+        assert (panel.xlabel, panel.ylabel) == ("test loss", measure)
+        points = [(curve.x[0], curve.y[0]) for curve in panel.curves]
         expected = [
-            [x.value, y.value]
-            for x, y in zip(found.table[measure], found.table["test loss"], strict=True)
+            (pytest.approx(x.value, rel=1e-5), pytest.approx(y.value, rel=1e-5))
+            for x, y in zip(found.table["test loss"], found.table[measure], strict=True)
         ]
         assert points == expected
         tau = found.correlation(measure, "test loss").kendall
-        assert axes.get_title(loc="left") == f"τ = {tau:+.2g}"
-    assert figure.axes[0].get_ylabel() == "test loss"
-    labels = [entry.get_text() for entry in figure.axes[-1].get_legend().get_texts()]
-    assert labels == list(found.runs)
+        assert panel.title == f"τ = {tau:+.2g}"
+    assert [curve.label for curve in picture.panels[0].curves] == list(found.runs)
+    assert len(draw(picture).axes) == 2
 
 
 def test_axes_are_logarithmic_where_runs_are_far_apart() -> None:
     near, far = compared((1.0, 1.1)), compared((1.0, 120.0))
-    scales = [
-        against_generalisation(c, measures=("tr H",)).axes[0].get_xscale() for c in (near, far)
-    ]
+    scales = [against_generalisation(c, measures=("tr H",)).panels[0].yscale for c in (near, far)]
     assert scales == ["linear", "log"]
 
 

@@ -1,0 +1,369 @@
+"""Pictures of the library's results: one builder for each type, found by :func:`picture`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import singledispatch
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from curvescope._checks import CurvescopeError
+from curvescope.certificates.certificate import Certificate
+from curvescope.certificates.profile import Profile, variance_profile
+from curvescope.figures import spectra
+from curvescope.figures.model import Curve, Image, Panel, Picture, Scaling
+from curvescope.figures.sharpness import against_generalisation
+from curvescope.sharpness.comparison import Comparison
+from curvescope.sharpness.degeneracy import DegeneracyHistory
+from curvescope.sharpness.subsampling import SubsamplingStudy
+from curvescope.spectra import density
+from curvescope.spectra.eigenpairs import EigenPairs
+from curvescope.spectra.exact import ExactSpectrum
+from curvescope.spectra.kpm import ChebyshevMoments
+from curvescope.spectra.measure import SpectralMeasure
+from curvescope.structure.autocorrelation import AutocorrelationStructure
+from curvescope.structure.clustering import Clusters, Embedding
+from curvescope.structure.correspondence import Correspondence, SingularStructure
+from curvescope.structure.knockouts import HessianSplit, Knockouts
+from curvescope.structure.layers import LayerStatistics, MomentStatistics
+from curvescope.structure.outliers import SHARES, Attribution
+from curvescope.structure.overlap import EigenComparison, PairwiseOverlap
+from curvescope.structure.prediction import OverlapPrediction
+
+_COLOURS = {"global": 4, "class": 0, "cross": 1, "diagonal": 3, "within": 2}
+_GREY = 6
+
+
+def picture(result: object) -> Picture:
+    """The picture of a result, or of a mapping of names to results of one kind.
+
+    A mapping of densities, measures or exact spectra shares one pair of axes; any other has a panel
+    for each name.
+
+    >>> from curvescope.structure.overlap import pairwise_overlap
+    >>> shown = picture(pairwise_overlap([torch.eye(3), torch.eye(3)]))
+    >>> shown.panels[0].curves[0].y
+    (1.0, 1.0, 1.0)
+    """
+    if isinstance(result, Mapping):
+        return _several(result)
+    panels = tuple(_panels(result))
+    return Picture(type(result).__name__, "", panels, columns=min(len(panels), 3))
+
+
+def _several(results: Mapping[Any, Any]) -> Picture:
+    if not results:
+        msg = "plot: there is nothing to draw in an empty mapping; give at least one result"
+        raise CurvescopeError(msg)
+    kinds = {type(result) for result in results.values()}
+    if kinds <= {SpectralMeasure}:
+        together = {str(name): spectra.Spectrum(measure) for name, measure in results.items()}
+        return Picture("spectra", "", (spectra.panel(together, colours=spectra.OF_MATRIX),), 1)
+    if kinds <= {density.Curve, ExactSpectrum}:
+        curves = [_density(str(name), result) for name, result in results.items()]
+        return Picture("densities", "", (_density_panel(curves),), 1)
+    panels = []
+    for name, result in results.items():
+        for panel in picture(result).panels:
+            title = f"{name}: {panel.title}" if panel.title else str(name)
+            panels.append(Panel(**{**vars(panel), "title": title}))
+    return Picture("results", "", tuple(panels), columns=min(len(panels), 3))
+
+
+@singledispatch
+def _panels(result: object) -> list[Panel]:
+    known = ", ".join(sorted(kind.__name__ for kind in _panels.registry if kind is not object))
+    msg = f"plot: there is no picture of a {type(result).__name__}; there is one of {known}"
+    raise CurvescopeError(msg)
+
+
+def _scale(*values: Tensor) -> Scaling:
+    """Logarithmic where everything is positive and spans more than two powers of ten."""
+    numbers = torch.cat([v.flatten().double() for v in values])
+    if not len(numbers) or float(numbers.min()) <= 0:
+        return "linear"
+    return "log" if float(numbers.max() / numbers.min()) > 100 else "linear"
+
+
+def _positive(values: Tensor) -> Tensor:
+    return values[values > 1e-10 * values.max()] if len(values) else values
+
+
+# Spectra --------------------------------------------------------------------------------------
+
+
+def _density(name: str, result: density.Curve | ExactSpectrum) -> Curve:
+    curve = result.density() if isinstance(result, ExactSpectrum) else result
+    banded = bool(torch.isfinite(curve.stderr).all()) and bool(curve.stderr.any())
+    low, high = curve.band() if banded else (None, None)
+    return Curve.of(name, curve.grid, curve.values, low=low, high=high)
+
+
+def _density_panel(curves: list[Curve]) -> Panel:
+    peak = max(max(curve.y) for curve in curves)
+    return Panel(
+        "", "eigenvalue λ", "density", tuple(curves), yscale="log", ylim=(1e-6 * peak, 3 * peak)
+    )
+
+
+@_panels.register
+def _(result: SpectralMeasure) -> list[Panel]:
+    return [spectra.panel({"density": spectra.Spectrum(result)})]
+
+
+@_panels.register
+def _(result: density.Curve) -> list[Panel]:
+    return [_density_panel([_density("density", result)])]
+
+
+@_panels.register
+def _(result: ExactSpectrum) -> list[Panel]:
+    return [_density_panel([_density(f"all {result.dimension:,} eigenvalues", result)])]
+
+
+@_panels.register
+def _(result: ChebyshevMoments) -> list[Panel]:
+    return [_density_panel([_density("kernel polynomials", result.density())])]
+
+
+@_panels.register
+def _(result: EigenPairs) -> list[Panel]:
+    low, high = result.values - result.residuals, result.values + result.residuals
+    curve = Curve.of("± residual", None, result.values, low=low, high=high, kind="points")
+    return [Panel("", "index", "eigenvalue", (curve,), yscale=_scale(result.values, low))]
+
+
+# Structure ------------------------------------------------------------------------------------
+
+
+@_panels.register
+def _(result: PairwiseOverlap) -> list[Panel]:
+    label = f"{len(result.curves)} pairs of models"
+    curve = Curve.mean(label, None, result.curves, within=(0.0, 1.0))
+    return [Panel("", "k", "overlap", (curve,), ylim=(0.0, 1.05))]
+
+
+@_panels.register
+def _(result: OverlapPrediction) -> list[Panel]:
+    curve = Curve.of(f"expected: {result.verdict}", None, result.curve)
+    lines = {f"m = {result.outputs}": float(result.outputs)}
+    return [Panel("", "k", "expected overlap", (curve,), lines=lines, ylim=(0.0, 1.05))]
+
+
+@_panels.register
+def _(result: EigenComparison) -> list[Panel]:
+    values = (
+        Curve.of("true", None, result.true),
+        Curve.of("approximate", None, result.approximate),
+    )
+    scale = _scale(result.true, result.approximate)
+    overlap = (Curve.of("top eigenspaces", None, result.overlap),)
+    return [
+        Panel("top eigenvalues", "index", "eigenvalue", values, yscale=scale),
+        Panel("top eigenspaces", "k", "overlap", overlap, ylim=(0.0, 1.05)),
+    ]
+
+
+@_panels.register
+def _(result: SingularStructure) -> list[Panel]:
+    curve = Curve.of("‖Mat(h)‖ / ‖Mat(h)‖_F", None, result.ratio, kind="points")
+    return [Panel("how near to rank one", "eigenvector", "share", (curve,), ylim=(0.0, 1.05))]
+
+
+@_panels.register
+def _(result: Correspondence) -> list[Panel]:
+    symbol = {"input": "E[xxᵀ]", "output": "E[M]"}[result.side]
+    image = Image.of(result.matrix, low=0.0, high=1.0)
+    return [Panel("", "eigenvector", f"eigenvector of {symbol}", image=image)]
+
+
+@_panels.register
+def _(result: AutocorrelationStructure) -> list[Panel]:
+    shares = result.eigenvalues[:20] / result.eigenvalues[0]
+    curve = Curve.of("eigenvalue over the first", None, shares)
+    title = (
+        f"{result.name}: (v₁·Ê[x])² = {result.alignment:.4g}, λ₁/λ₂ = {result.spectral_ratio:.4g}"
+    )
+    return [Panel(title, "index", "eigenvalue of E[xxᵀ] over the first", (curve,))]
+
+
+@_panels.register
+def _(result: Embedding) -> list[Panel]:
+    by_logit = _groups(result.points.transpose(0, 1), result.logit_centres, "logit")
+    by_class = _groups(result.points, result.class_centres, "class")
+    return [
+        Panel("by logit", "first coordinate", "second coordinate", by_logit),
+        Panel("by class", "first coordinate", "second coordinate", by_class),
+    ]
+
+
+@_panels.register
+def _(result: Clusters) -> list[Panel]:
+    plane = result.points.flatten(0, 1)[:, :2].reshape(*result.points.shape[:2], -1)
+    if plane.shape[-1] < 2:
+        plane = torch.nn.functional.pad(plane, (0, 1))
+    by_logit = _groups(plane.transpose(0, 1), plane.mean(0), "logit")
+    by_class = _groups(plane, plane.mean(1), "class")
+    return [
+        Panel("by logit", "first direction", "second direction", by_logit),
+        Panel("by class", "first direction", "second direction", by_class),
+    ]
+
+
+def _groups(points: Tensor, centres: Tensor, name: str) -> tuple[Curve, ...]:
+    """``points: [groups, members, 2]``, a color for each group, and their centers."""
+    curves = [
+        Curve.of(f"{name} {i}", own[:, 0], own[:, 1], kind="points", colour=i % _GREY)
+        for i, own in enumerate(points)
+    ]
+    curves.append(Curve.of("centers", centres[:, 0], centres[:, 1], kind="points", colour=_GREY))
+    return tuple(curves)
+
+
+@_panels.register
+def _(result: Attribution) -> list[Panel]:
+    curves = []
+    for part in SHARES:
+        chosen = [i for i, maker in enumerate(result.maker) if maker == part]
+        if chosen:
+            places = torch.tensor(chosen)
+            curves.append(
+                Curve.of(
+                    f"{part} part",
+                    places + 1,
+                    result.values[places],
+                    kind="points",
+                    colour=_COLOURS[part],
+                )
+            )
+    ends, edge = [1, len(result.values)], [result.edge] * 2
+    curves.append(Curve.of("edge of the bulk", ends, edge, colour=_GREY, dash="dashed"))
+    scale = _scale(result.values)
+    return [Panel("who makes each eigenvalue", "index", "eigenvalue", tuple(curves), yscale=scale)]
+
+
+@_panels.register
+def _(result: Knockouts) -> list[Panel]:
+    return [
+        _overlaid(f"without the {part} part, by {how}", {"G": result.whole, "rest": spectrum})
+        for (part, how), spectrum in result.without.items()
+    ]
+
+
+@_panels.register
+def _(result: HessianSplit) -> list[Panel]:
+    named = {"H": result.hessian, "G": result.gauss_newton, "E": result.residual}
+    return [_overlaid("H = G + E", named)]
+
+
+def _overlaid(title: str, named: Mapping[str, SpectralMeasure | ExactSpectrum]) -> Panel:
+    curves = [
+        _density(name, s.density() if isinstance(s, SpectralMeasure) else s)
+        for name, s in named.items()
+    ]
+    return Panel(**{**vars(_density_panel(curves)), "title": title})
+
+
+@_panels.register
+def _(result: MomentStatistics) -> list[Panel]:
+    return [_moment("", result)]
+
+
+@_panels.register
+def _(result: LayerStatistics) -> list[Panel]:
+    return [
+        _moment(f"{result.name}: features", result.features),
+        _moment(f"{result.name}: errors", result.errors),
+    ]
+
+
+def _moment(title: str, result: MomentStatistics) -> Panel:
+    parts = {"all": result.total, "class part": result.class_}
+    curves = []
+    for name, values in parts.items():
+        shape = "line" if name == "all" else "points"
+        curves.append(Curve.of(name, None, _positive(values), kind=shape))  # type: ignore[arg-type]
+    return Panel(
+        title, "index", "eigenvalue", tuple(curves), yscale=_scale(_positive(result.total))
+    )
+
+
+# Sharpness and certificates -------------------------------------------------------------------
+
+
+@_panels.register
+def _(result: Comparison) -> list[Panel]:
+    return list(against_generalisation(result).panels)
+
+
+@_panels.register
+def _(result: DegeneracyHistory) -> list[Panel]:
+    at = [point.epoch for point in result.points]
+    curves = []
+    for matrix in ("hessian", "gauss_newton"):
+        masses = [getattr(point, matrix) for point in result.points]
+        pair = [mass.pair.value for mass in masses]
+        curves.append(Curve.of(f"{matrix.replace('_', '–')}, nearest two", at, pair))
+    ends = [at[0], at[-1]]
+    curves.append(Curve.of("bound", ends, [result.predicted] * 2, colour=_GREY, dash="dashed"))
+    return [Panel("", "epoch", "mass at zero", tuple(curves))]
+
+
+@_panels.register
+def _(result: SubsamplingStudy) -> list[Panel]:
+    sizes = [each.size for each in result.subsamples]
+    rows = (("trace", "tr", "trace"), ("square_sum", "tr of the square", "square_sum"))
+    panels = []
+    for field, label, whole in rows:
+        values = [getattr(each, field) for each in result.subsamples]
+        middle = torch.tensor([v.value for v in values])
+        error = torch.tensor([v.stderr for v in values])
+        curve = Curve.of("sub-samples", sizes, middle, low=middle - error, high=middle + error)
+        level = getattr(result, whole).value
+        ends = [sizes[0], sizes[-1]]
+        everything = Curve.of("all samples", ends, [level] * 2, colour=_GREY, dash="dashed")
+        panels.append(Panel(label, "samples", label, (curve, everything), xscale="log"))
+    return panels
+
+
+@_panels.register
+def _(result: Certificate) -> list[Panel]:
+    epochs = [point.epoch for point in result.history]
+    panels = []
+    for part, label in (("bound", "bound"), ("error", "error"), ("kl", "KL(Q‖P)")):
+        values = [getattr(point, part) for point in result.history]
+        curves = [Curve.of("estimate on the way", epochs, values)]
+        if part == "bound" and epochs:
+            curves.append(Curve.of("certified", epochs[-1:], [result.bound], kind="points"))
+        scale: Scaling = "log" if part == "kl" and min(values, default=0) > 0 else "linear"
+        panels.append(Panel(label, "epoch", label, tuple(curves), yscale=scale))
+    if result.posterior is not None:
+        profiles = [variance_profile(result.posterior, block.name) for block in result.layout]
+        panels += [panel for profile in profiles for panel in _panels(profile)]
+    return panels
+
+
+@_panels.register
+def _(result: Profile) -> list[Panel]:
+    curve = Curve.of("posterior variance", result.place, result.variance)
+    return [
+        Panel(
+            result.layer, "place by falling eigenvalue", "posterior variance", (curve,),
+            xscale="log", yscale="log",
+        )
+    ]  # fmt: skip
+
+
+Builder = Callable[[Any], list[Panel]]
+
+
+def register(kind: type, builder: Builder) -> None:
+    """Let :func:`picture` draw another type of result.
+
+    >>> register(complex, lambda z: [Panel("z", curves=(Curve.of("z", [z.real], [z.imag]),))])
+    >>> picture(1 + 2j).panels[0].curves[0].x
+    (1.0,)
+    """
+    _panels.register(kind)(builder)
