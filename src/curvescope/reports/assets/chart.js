@@ -153,7 +153,8 @@ class Chart {
   // What is looked at -----------------------------------------------------------------------------
 
   domain(bulk) {
-    const { spec, logX } = this.view, wanted = (s, i) => (this.shown[i] || !this.shown.some(Boolean)) && !(bulk && s.kind === "marks");
+    const { spec, logX } = this.view, all = !this.shown.some(Boolean);
+    const wanted = (s, i) => (this.shown[i] || all) && !(bulk && (s.kind === "marks" || s.kind === "filled"));
     let xs = spec.series.filter(wanted).flatMap((s) => s.x.filter((x) => x !== null));
     if (!bulk) xs = xs.concat(spec.lines.map(([, x]) => x));
     if (logX) xs = xs.filter((x) => x > 0).map(Math.log10);
