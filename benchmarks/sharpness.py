@@ -140,7 +140,7 @@ def captured(model: nn.Module, objective: Callable[[], Tensor]) -> Step:
 
     def step() -> None:
         gradients = torch.autograd.grad(objective(), params)
-        torch._foreach_add_([p.data for p in params], gradients, alpha=-1e-12)
+        torch._foreach_add_([p.detach() for p in params], gradients, alpha=-1e-12)
         held[:] = [gradients]
 
     side = torch.cuda.Stream()
@@ -175,9 +175,7 @@ def trainers(
         penalty = None if name == "plain" else TraceRegulariser(name, weight=WEIGHT, generator=g)
         learner = Learner(copy.deepcopy(model), recipe, penalty)
         engine = make_engine([learner], *data, capture=True)
-        numbers = learner.optimizer.coefficients(1, recipe.lr)
-        table = torch.tensor([[numbers] * count], device=X.device)
-        made[f"train, {name}"] = lambda engine=engine, table=table: list(engine.epoch(order, table))
+        made[f"train, {name}"] = lambda engine=engine: list(engine.epoch(order))
     return made, count
 
 

@@ -127,6 +127,18 @@ def test_layouts_do_not_matter_in_a_training() -> None:
     torch.testing.assert_close(flat(last), flat(plain), rtol=1e-10, atol=1e-12)
 
 
+def test_sparse_gradients_are_gradients() -> None:
+    words, y = torch.arange(40).reshape(20, 2) % 5, torch.arange(20) % 3
+    nets = []
+    for sparse in (False, True):
+        torch.manual_seed(0)
+        embedding = nn.Embedding(5, 4, sparse=sparse)
+        nets.append(nn.Sequential(embedding, nn.Flatten(), nn.Linear(8, 3)).double())
+        recipe = Recipe(seed=0, epochs=3, batch_size=5, lr=0.1, momentum=0.9, weight_decay=0.1)
+        train(nets[-1], (words, y), recipe)
+    torch.testing.assert_close(flat(nets[0]), flat(nets[1]), rtol=1e-12, atol=1e-14)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_training_equals_the_obvious_loop(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every sample once an epoch, the last batch shorter, the schedule by epochs."""

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -257,7 +258,7 @@ def snapshot(folder: Path) -> dict[str, bytes]:
         ({"net": model(seed=4)}, "initial weights is '.*' there and '.*' here"),
         ({"net": model("F-9")}, "network.name is 'F-8' there and 'F-9' here"),
         ({"data": data(seed=2)}, "data.sha256 is"),
-        ({"penalty": lambda net, X, y: 0 * X.sum()}, "penalty is None there and '.*lambda>' here"),
+        ({"penalty": lambda net, X, y: 0 * X.sum()}, "penalty is None there and '.*lambda> .*' here"),
     ],
 )
 def test_another_configuration_is_refused(tmp_path: Path, change: dict, message: str) -> None:
@@ -275,6 +276,65 @@ def test_another_configuration_is_refused(tmp_path: Path, change: dict, message:
             penalty=change.get("penalty"),
         )
     assert snapshot(tmp_path) == before
+
+
+def layers(activation: nn.Module, *, momentum: float = 0.1) -> nn.Sequential:
+    generator = torch.Generator().manual_seed(0)
+    norm = nn.BatchNorm1d(5, momentum=momentum)
+    net = nn.Sequential(nn.Linear(6, 5), norm, activation, nn.Linear(5, 3)).double()
+    for p in net.parameters():
+        nn.init.uniform_(p, -0.5, 0.5, generator=generator)
+    return net
+
+
+def with_frozen(part: str) -> nn.Sequential:
+    net = layers(nn.ReLU())
+    if part == "weight":
+        net[0].weight.requires_grad_(False)
+    else:
+        net[1].eval()
+    return net
+
+
+@pytest.mark.parametrize(
+    ("other", "difference"),
+    [
+        (lambda: layers(nn.Tanh()), "model is '.*' there and '.*' here"),
+        (lambda: layers(nn.ReLU(), momentum=0.2), "model is '.*' there and '.*' here"),
+        (lambda: with_frozen("weight"), r"frozen is \[\] there and \['0.weight'\] here"),
+        (lambda: with_frozen("norm"), r"frozen is \[\] there and \['1'\] here"),
+    ],
+)
+def test_the_same_weights_in_another_network_are_refused(
+    tmp_path: Path, other: Callable[[], nn.Module], difference: str
+) -> None:
+    train(layers(nn.ReLU()), data(), RECIPES["sgd"], folder=tmp_path)
+    train(layers(nn.ReLU()), data(), RECIPES["sgd"], folder=tmp_path)  # the same one is welcome
+    with pytest.raises(CurvescopeError, match=f"another configuration .*{difference}"):
+        train(other(), data(), RECIPES["sgd"], folder=tmp_path)
+
+
+class Pull:
+    """A penalty without a ``repr`` of its own."""
+
+    def __init__(self, weight: float) -> None:
+        self.weight = weight
+
+    def __call__(self, net: nn.Module, X: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.weight * sum((p**2).sum() for p in net.parameters())
+
+
+def pull(weight: float):
+    return lambda net, X, y: weight * sum((p**2).sum() for p in net.parameters())
+
+
+@pytest.mark.parametrize("make", [Pull, pull])
+def test_another_penalty_of_the_same_name_is_refused(tmp_path: Path, make: Callable) -> None:
+    recipe = replace(RECIPES["sgd"], epochs=2)
+    train(model(), data(), recipe, folder=tmp_path, penalty=make(0.1))
+    train(model(), data(), recipe, folder=tmp_path, penalty=make(0.1))
+    with pytest.raises(CurvescopeError, match="penalty is '.*' there and '.*' here"):
+        train(model(), data(), recipe, folder=tmp_path, penalty=make(0.2))
 
 
 def test_an_unfinished_run_is_not_continued_unasked(tmp_path: Path) -> None:

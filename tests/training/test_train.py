@@ -398,6 +398,9 @@ def test_models_that_cannot_be_trained() -> None:
         train(model(), data(), replace(RECIPE, loss="binary_logistic"))
     with pytest.raises(CurvescopeError, match="49 samples in batches of 16 leave one sample alone"):
         train(model("F-8-BN"), data(49), RECIPE)
+    frozen = model("F-8-BN").train()
+    frozen.get_submodule("bn-fc1").eval()
+    assert train(frozen, data(49), RECIPE).diverged is None  # its statistics are not the batch's
     with pytest.raises(CurvescopeError, match="must give one row of outputs for each input"):
         train(nn.Sequential(nn.Linear(6, 3).double(), nn.Flatten(0)), data(), RECIPE)
 

@@ -163,7 +163,7 @@ class TraceRegulariser:
     def __repr__(self) -> str:
         samples = "" if self.samples is None else f", samples={self.samples}"
         return (
-            f"TraceRegulariser({self.kind!r}, weight={self.weight:g}, loss={self._loss.name!r}, "
+            f"TraceRegulariser({self.kind!r}, weight={self.weight!r}, loss={self._loss.name!r}, "
             f"probes={self.probes}{samples})"
         )
 

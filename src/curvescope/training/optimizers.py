@@ -84,8 +84,8 @@ class Adam(Optimizer):
     def __init__(self, recipe: Recipe, parameters: Sequence[Tensor]) -> None:
         super().__init__(recipe, parameters)
         self._decoupled = recipe.optimizer != "adam"
-        steps = [torch.zeros((), device=p.device) for p in self._parameters]  # torch counts each
-        self.state = {"mean": self._zeros(), "square": self._zeros(), "steps": steps}
+        counts = [torch.zeros((), dtype=torch.float32, device=p.device) for p in self._parameters]
+        self.state = {"mean": self._zeros(), "square": self._zeros(), "steps": counts}
 
     def _step(self, gradients: list[Tensor]) -> None:
         adam(
@@ -114,7 +114,7 @@ def make(recipe: Recipe, parameters: Sequence[Tensor]) -> Optimizer:
 
 
 def _laid_out_like(parameter: Tensor, gradient: Tensor) -> Tensor:
-    return torch.empty_like(parameter).copy_(gradient)
+    return torch.empty_like(parameter).copy_(gradient.to_dense())
 
 
 class IterateAverage:

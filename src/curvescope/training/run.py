@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -233,6 +234,8 @@ def configuration(
         "format": 1,
         "network": asdict(spec) if isinstance(spec, NetworkSpec) else None,
         "architecture": {name: list(tensor.shape) for name, tensor in state.items()},
+        "model": digest(model),
+        "frozen": _frozen(model),
         "initial weights": digest(*state.values()),
         "recipe": asdict(recipe),
         "penalty": None if penalty is None else _name(penalty),
@@ -240,15 +243,26 @@ def configuration(
     }
 
 
+def _frozen(model: nn.Module) -> list[str]:
+    """The parameters that are not trained, and the parts that stay in evaluation mode."""
+    parameters = [name for name, p in model.named_parameters() if not p.requires_grad]
+    parts = [name for name, m in model.named_modules() if model.training and not m.training]
+    return parameters + parts
+
+
 def _name(penalty: Penalty) -> str:
-    """A name that is the same in the next process: no addresses."""
-    name = getattr(penalty, "__qualname__", None) or repr(penalty)
-    return type(penalty).__qualname__ if " at 0x" in name else name
+    """What a penalty says of itself, where its class makes it say something, else its digest."""
+    silent = (object.__repr__, nn.Module.__repr__)
+    if isinstance(penalty, FunctionType | MethodType) or type(penalty).__repr__ in silent:
+        name = getattr(penalty, "__qualname__", type(penalty).__qualname__)
+        return f"{name} {digest(penalty)}"
+    return repr(penalty)
 
 
 def refuse_lonely_samples(where: str, model: nn.Module, samples: int, batch_size: int) -> None:
     """A batch norm cannot train on a batch of one sample: it has no variance."""
-    has_norms = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
+    trained = [m for m in model.modules() if m.training or not model.training]
+    has_norms = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in trained)
     if has_norms and (samples - 1) % batch_size == 0:
         msg = (
             f"{where}: {samples} samples in batches of {batch_size} leave one sample alone, which "
