@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from curvescope.training import Recipe, optimizers, train
+from curvescope.training import Recipe, train
+from curvescope.training.optimizers import Optimizer
 from curvescope.training.run import Plan, Run
 from tests.training.problems import data, flat, model
 
@@ -77,7 +78,7 @@ def test_steps_are_those_of_the_formulas(case: str, generator: torch.Generator) 
     shapes = [(3, 4), (5,), (), (2, 3, 2)]
     weights = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
     plain = numbers(weights)
-    ours = optimizers.make(Recipe(seed=0, epochs=2, **settings), weights)
+    ours = Optimizer(Recipe(seed=0, epochs=2, **settings), weights)
     rule = reference(len(plain))
     for rate in RATES:
         gradients = [
@@ -104,7 +105,7 @@ def test_memory_layouts_do_not_matter(case: str, layout: str, generator: torch.G
     plain, laid_out = [start.clone()], [LAYOUTS[layout](start)]
     assert laid_out[0].stride() != start.stride()
     recipe = Recipe(seed=0, epochs=2, lr=0.1, **CASES[case][0])
-    ours, other = optimizers.make(recipe, plain), optimizers.make(recipe, laid_out)
+    ours, other = Optimizer(recipe, plain), Optimizer(recipe, laid_out)
     for _ in range(3):
         gradient = torch.randn(start.shape, generator=generator, dtype=torch.float64)
         ours.step([gradient])

@@ -258,7 +258,10 @@ def snapshot(folder: Path) -> dict[str, bytes]:
         ({"net": model(seed=4)}, "initial weights is '.*' there and '.*' here"),
         ({"net": model("F-9")}, "network.name is 'F-8' there and 'F-9' here"),
         ({"data": data(seed=2)}, "data.sha256 is"),
-        ({"penalty": lambda net, X, y: 0 * X.sum()}, "penalty is None there and '.*lambda> .*' here"),
+        (
+            {"penalty": lambda net, X, y: 0 * X.sum()},
+            "penalty is None there and '.*lambda> .*' here",
+        ),
     ],
 )
 def test_another_configuration_is_refused(tmp_path: Path, change: dict, message: str) -> None:
@@ -333,7 +336,7 @@ def test_another_penalty_of_the_same_name_is_refused(tmp_path: Path, make: Calla
     recipe = replace(RECIPES["sgd"], epochs=2)
     train(model(), data(), recipe, folder=tmp_path, penalty=make(0.1))
     train(model(), data(), recipe, folder=tmp_path, penalty=make(0.1))
-    with pytest.raises(CurvescopeError, match="penalty is '.*' there and '.*' here"):
+    with pytest.raises(CurvescopeError, match=r"penalty is '.*' there and '.*' here"):
         train(model(), data(), recipe, folder=tmp_path, penalty=make(0.2))
 
 

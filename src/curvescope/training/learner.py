@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from curvescope._checks import CurvescopeError
-from curvescope.training import optimizers
 from curvescope.training.objective import Penalty, mean_loss, outputs_and_penalty, right_answers
+from curvescope.training.optimizers import IterateAverage, Optimizer
 from curvescope.training.recipe import Recipe
 
 
@@ -41,9 +41,9 @@ class Learner:
             msg = "train: no parameter of the model requires a gradient; there is nothing to train"
             raise CurvescopeError(msg)
         self._names, self.parameters = list(trainable), list(trainable.values())
-        self.optimizer = optimizers.make(recipe, self.parameters)
+        self.optimizer = Optimizer(recipe, self.parameters)
         averages = recipe.average_from is not None
-        self.average = optimizers.IterateAverage(self.parameters) if averages else None
+        self.average = IterateAverage(self.parameters) if averages else None
         device = self.parameters[0].device
         self.totals = torch.zeros(2, dtype=torch.float64, device=device)
         self._changing = [*self.parameters, *model.buffers()]

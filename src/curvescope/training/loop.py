@@ -81,7 +81,8 @@ def train(
             :class:`curvescope.TraceRegulariser`. If it has a method ``objective``, that gives the
             outputs of the model as well, from one pass. If it draws random numbers, a resumed run
             draws the same ones when it has a method ``tensors(device)``, whose tensors are kept
-            with the state, or ``reseed(seed)``, which is called before each epoch.
+            with the state, or ``reseed(seed)``, which is called before each epoch. A folder
+            recognizes it by its ``repr``, or by its code and attributes where it has none.
         tell: Called with a :class:`Progress` after each step, or each stretch of them on a GPU.
 
     Raises:

@@ -12,8 +12,8 @@ never waits; the kernels on a GPU want it in single precision.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,16 +23,26 @@ from torch.optim.sgd import sgd
 from curvescope.training.recipe import Recipe
 
 
-class Optimizer(ABC):
-    """A rule for one step of all parameters, with its memory in ``state``: a tensor for each."""
+class Optimizer:
+    """One step of all parameters at a time, with the moments in ``state``: a tensor for each.
 
-    state: dict[str, list[Tensor]]
+    SGD: ``m ← μ m + (g + γ w)``, ``w ← w − α m``. Adam: ``m ← β₁ m + (1−β₁) g``,
+    ``v ← β₂ v + (1−β₂) g²``, ``w ← w − α m / (1−β₁ᵗ) / (√(v / (1−β₂ᵗ)) + ε)``, where γ w has been
+    added to ``g``, or, in the decoupled form of AdamW, ``w`` has been multiplied by ``1 − α γ``.
+    """
 
     def __init__(self, recipe: Recipe, parameters: Sequence[Tensor]) -> None:
-        self._parameters, self._decay = list(parameters), recipe.weight_decay
+        self._recipe, self._parameters = recipe, list(parameters)
         device = self._parameters[0].device
         precision = torch.float64 if device.type == "cpu" else torch.float32
         self.rate = torch.tensor(recipe.lr, dtype=precision, device=device)
+        moments = ("mean", "square") if recipe.optimizer != "sgd" else ("momentum",)
+        self.state = {name: [torch.zeros_like(p) for p in self._parameters] for name in moments}
+        if recipe.optimizer != "sgd":
+            count = torch.zeros((), dtype=torch.float32, device=device)
+            self.state["steps"] = [count.clone() for _ in self._parameters]
+        elif not recipe.momentum:
+            self.state = {}
         # A fused kernel walks through memory from end to end, without a look at the strides.
         self._fused = all(torch.empty_like(p).stride() == p.stride() for p in self._parameters)
 
@@ -40,77 +50,23 @@ class Optimizer(ABC):
     def step(self, gradients: Sequence[Tensor]) -> None:
         """Change the parameters in place, given a gradient for each."""
         pairs = zip(self._parameters, gradients, strict=True)
-        self._step([g if g.stride() == p.stride() else _laid_out_like(p, g) for p, g in pairs])
-
-    @abstractmethod
-    def _step(self, gradients: list[Tensor]) -> None: ...
-
-    def _zeros(self) -> list[Tensor]:
-        return [torch.zeros_like(p) for p in self._parameters]
-
-
-class SGD(Optimizer):
-    """``m ← μ m + (g + γ w)``, ``w ← w − α m``."""
-
-    def __init__(self, recipe: Recipe, parameters: Sequence[Tensor]) -> None:
-        super().__init__(recipe, parameters)
-        self._momentum = recipe.momentum
-        self.state = {"momentum": self._zeros()} if self._momentum else {}
-
-    def _step(self, gradients: list[Tensor]) -> None:
-        sgd(
-            self._parameters,
-            gradients,
-            [*self.state["momentum"]] if self._momentum else [None] * len(gradients),
-            lr=self.rate,  # type: ignore[arg-type]
-            momentum=self._momentum,
-            weight_decay=self._decay,
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-            foreach=False,
-            fused=self._fused,
-        )
-
-
-class Adam(Optimizer):
-    """Adam, with the decay of the weights in the gradient or decoupled from it.
-
-    ``m ← β₁ m + (1−β₁) g``, ``v ← β₂ v + (1−β₂) g²``,
-    ``w ← w − α m / (1−β₁ᵗ) / (√(v / (1−β₂ᵗ)) + ε)``, before which the decoupled form multiplies
-    ``w`` by ``1 − α γ`` and the other one adds ``γ w`` to ``g``.
-    """
-
-    def __init__(self, recipe: Recipe, parameters: Sequence[Tensor]) -> None:
-        super().__init__(recipe, parameters)
-        self._decoupled = recipe.optimizer != "adam"
-        counts = [torch.zeros((), dtype=torch.float32, device=p.device) for p in self._parameters]
-        self.state = {"mean": self._zeros(), "square": self._zeros(), "steps": counts}
-
-    def _step(self, gradients: list[Tensor]) -> None:
-        adam(
-            self._parameters,
-            gradients,
-            self.state["mean"],
-            self.state["square"],
-            [],
-            self.state["steps"],
-            lr=self.rate,
-            beta1=0.9,
-            beta2=0.999,
-            eps=1e-8,
-            weight_decay=self._decay,
-            decoupled_weight_decay=self._decoupled,
-            amsgrad=False,
-            maximize=False,
-            foreach=False,
-            fused=self._fused,
-        )
-
-
-def make(recipe: Recipe, parameters: Sequence[Tensor]) -> Optimizer:
-    """The recipe's optimizer for these parameters."""
-    return (SGD if recipe.optimizer == "sgd" else Adam)(recipe, parameters)
+        laid_out = [g if g.stride() == p.stride() else _laid_out_like(p, g) for p, g in pairs]
+        settings: dict[str, Any] = {
+            "lr": self.rate,
+            "weight_decay": self._recipe.weight_decay,
+            "maximize": False,
+            "foreach": False,
+            "fused": self._fused,
+        }
+        if self._recipe.optimizer == "sgd":
+            momenta: list[Tensor | None] = [*self.state.get("momentum", [None] * len(laid_out))]
+            settings |= {"momentum": self._recipe.momentum, "dampening": 0.0, "nesterov": False}
+            sgd(self._parameters, laid_out, momenta, **settings)
+        else:
+            mean, square, steps = self.state["mean"], self.state["square"], self.state["steps"]
+            settings |= {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "amsgrad": False}
+            settings["decoupled_weight_decay"] = self._recipe.optimizer != "adam"
+            adam(self._parameters, laid_out, mean, square, [], steps, **settings)
 
 
 def _laid_out_like(parameter: Tensor, gradient: Tensor) -> Tensor:

@@ -252,7 +252,7 @@ def _frozen(model: nn.Module) -> list[str]:
 
 def _name(penalty: Penalty) -> str:
     """What a penalty says of itself, where its class makes it say something, else its digest."""
-    silent = (object.__repr__, nn.Module.__repr__)
+    silent: tuple[object, ...] = (object.__repr__, nn.Module.__repr__)
     if isinstance(penalty, FunctionType | MethodType) or type(penalty).__repr__ in silent:
         name = getattr(penalty, "__qualname__", type(penalty).__qualname__)
         return f"{name} {digest(penalty)}"
