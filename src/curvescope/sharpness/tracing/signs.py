@@ -4,9 +4,9 @@ A generator is asked once, for a key; the signs are the bits of a hash of the ke
 (SplitMix64, Steele, Lea and Flood 2014, whose output passes the usual tests). Both live on the
 device as one tensor. So the signs are the same on every device, nothing waits for a GPU, a step
 that draws them can be captured in a CUDA graph, which replays the counting too, and whoever keeps
-the tensor can go on from there. (A ``torch.Generator`` would be quicker on one thread, 16 µs for 107
-at 128 × 10 signs, which is 1.5 % of a penalised step of F-200²; but it draws other signs on each
-device, and needs saving, putting back and registering with the graph by ways of its own.)
+the tensor can go on from there. (A ``torch.Generator`` would be quicker on one thread: 16 µs for
+128 × 10 signs, here 107, which is 1.5 % of a penalised step of F-200². But it draws other signs on
+each device, and needs saving, putting back and registering with the graph by ways of its own.)
 """
 
 from __future__ import annotations
