@@ -27,6 +27,10 @@ class ModelError(CurvescopeError):
     """The model cannot be differentiated as asked; the message names the module or operation."""
 
 
+class Inapplicable(CurvescopeError):
+    """A method does not apply to this model, loss or data: it will not on another day either."""
+
+
 class MemoryLimitError(CurvescopeError):
     """The work does not fit into the memory that is free; it may fit later, or elsewhere."""
 

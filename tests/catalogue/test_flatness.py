@@ -95,7 +95,7 @@ def test_both_modes_are_measured_and_differ() -> None:
         assert len(set(values)) == len(values)
     saved = outcome("batch-norm").numbers
     for mode in ("train", "eval"):
-        reports = [SharpnessReport.from_dict(r) for r in saved[mode]["reports"].values()]
+        reports = [io.decode(SharpnessReport, r) for r in saved[mode]["reports"].values()]
         assert {r.mode for r in reports} == {mode}
         assert all(r.hessian.largest.value > r.hessian.mean_eigenvalue.value for r in reports)
 

@@ -23,6 +23,7 @@ from curvescope.experiments.store import RunDirectory
 from curvescope.networks import network
 from curvescope.reports import page
 from curvescope.training import Recipe, save_weights, train
+from tests.experiments.examples import failed, rewritten
 
 QUICK = ["--steps", "12", "--probes", "4", "--no-figures"]
 OWN = """
@@ -72,7 +73,7 @@ def test_a_training_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     place = tmp_path / "run" / "analysis"
     assert f"report: {place / 'report.html'}" in captured.out
     assert RunDirectory(place).complete
-    assert RunDirectory(place).config["data"]["samples"] == 30
+    assert RunDirectory(place).config.data.samples == 30
 
 
 def test_ones_own_model_weights_and_data(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -282,10 +283,7 @@ def test_a_folder_without_permission_is_one_sentence(mine: Path, capsys) -> None
 
 def test_a_check_that_fails_is_shown_and_is_code_1(mine: Path, capsys, monkeypatch) -> None:
     assert run([*OWN_ARGUMENTS, "--quiet"]) == 0
-    place = mine / "out" / "stages" / "summary" / "result.json"
-    record = json.loads(place.read_text())
-    record["checks"][0]["passed"] = False
-    place.write_text(json.dumps(record))
+    rewritten(mine / "out", "summary", failed)
     capsys.readouterr()
     assert run([*OWN_ARGUMENTS, "--quiet"]) == 1
     assert "disagree: tr H by itself" in capsys.readouterr().out

@@ -14,7 +14,10 @@ from curvescope._checks import CurvescopeError
 from curvescope.cli.app import run as curvescope
 from curvescope.data import dataset
 from curvescope.experiments import measured
+from curvescope.experiments.configuration import Analysis, DataNote, ModelNote, Settings
 from curvescope.experiments.measured import FILE
+from curvescope.experiments.stages.sharpness import Sharpness
+from curvescope.experiments.store import Outcome, open_for_work
 from curvescope.problem import Problem
 from curvescope.sharpness import SharpnessReport, scores, sharpness
 from curvescope.sharpness.ranks import kendall
@@ -161,17 +164,13 @@ def test_batch_norms_in_both_modes(tmp_path, capsys) -> None:
 
 def analysis(folder: Path, report: SharpnessReport, name: str = "own") -> None:
     """What an analysis leaves of its stage sharpness."""
-    (folder / "stages" / "sharpness").mkdir(parents=True)
-    config = {
-        "kind": "analysis", "format": 1, "stages": ["sharpness"], "seed": 0,
-        "model": {"name": name}, "data": {"name": "digits", "samples": round(1 / report.damping)},
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
-    record = {
-        "values": {"eval": report.to_dict()}, "arrays": None, "checks": [], "seed": 0,
-        "seconds": 1.0, "finished": "", "environment": {},
-    }  # fmt: skip
-    (folder / "stages" / "sharpness" / "result.json").write_text(json.dumps(record))
+    config = Analysis(
+        stages=("sharpness",), seed=0, model=ModelNote(name, {}, ""), loss="cross_entropy",
+        mode="eval", dtype="float32", data=DataNote("digits", round(1 / report.damping), None),
+        test=None, layers=(), settings=Settings(),
+    )  # fmt: skip
+    with open_for_work(folder, config) as run:
+        run.compute("sharpness", Sharpness, lambda work: Outcome(Sharpness((report,))), seed=0)
 
 
 def test_an_analysis_is_used(folders, capsys, tmp_path) -> None:
@@ -252,8 +251,16 @@ def test_training_errors_of_other_samples_are_refused(folders, capsys) -> None:
     assert "--again" in said
 
 
-def test_a_damaged_memory_is_measured_again(folders, capsys) -> None:
+def test_damaged_and_foreign_measurements_are_refused(folders, capsys) -> None:
     as_json(capsys, *folders)
-    (Path(folders[0]) / FILE).write_text('{"format": 0}')
+    file, other = (Path(folder) / FILE for folder in folders[:2])
+    whole = file.read_text()
+    for text in ('{"format": 0}', whole.replace('"value": ', '"value": 1', 1), "["):
+        file.write_text(text)
+        assert curvescope(["compare", *folders]) == 2
+        assert "--again measures it anew" in capsys.readouterr().err or text == "["
+    found = as_json(capsys, *folders, "--again")
+    assert [r["source"] for r in found["runs"]] == ["measured"] * 3
+    file.write_text(other.read_text())  # of another training: not taken for this one's
     found = as_json(capsys, *folders)
     assert [r["source"] for r in found["runs"]] == ["measured", "kept", "kept"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from curvescope import io
 from curvescope.data import dataset
-from curvescope.experiments.analyse import analyse
+from curvescope.experiments.analyse import analyse, kind_of
+from curvescope.experiments.configuration import Settings
 from curvescope.experiments.demo import Plan, Subject
-from curvescope.experiments.stages.context import Settings
-from curvescope.experiments.store import RunDirectory
+from curvescope.experiments.store import RunDirectory, Stage
 from curvescope.problem import Problem
 
 QUICK = Settings(steps=24, probes=6, trace_probes=32, outliers=6, layer_pairs=8, class_rows=400)
@@ -72,3 +75,26 @@ def quick_run(out: Path, *, seed: int = 0, **changes: Any) -> RunDirectory:
     train, test = problems(seed)
     arguments = {"test": test, "settings": QUICK, "names": {"data": "forty digits"}, **changes}
     return analyse(train, out, seed=seed, **arguments)
+
+
+def rewritten(path: Path, stage: str, change: Callable[[Stage[Any]], Stage[Any]]) -> None:
+    """Store another result of a stage, as if it had been computed."""
+    run, kind = RunDirectory(path), Stage[kind_of(stage)]
+    io.save(run.folder(stage) / "result.json", change(run.stage(stage, kind_of(stage))), kind)
+
+
+def reconfigured(path: Path, **changes: Any) -> None:
+    """Give a run another configuration, with all of its results."""
+    run = RunDirectory(path)
+    results = {name: run.stage(name, kind_of(name)) for name in run.stages}
+    config = replace(run.config, **changes)
+    io.save(path / "config.json", config)
+    for name, stage in results.items():
+        belongs = replace(stage, run=io.pack(config)["checksum"])
+        io.save(run.folder(name) / "result.json", belongs, Stage[kind_of(name)])
+
+
+def failed(stage: Stage[Any]) -> Stage[Any]:
+    """The same result with a first check that disagrees."""
+    first, *others = stage.checks
+    return replace(stage, checks=(replace(first, passed=False), *others))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,15 +11,14 @@ from torch import Tensor, nn
 
 from curvescope._checks import CurvescopeError
 from curvescope.experiments.analyse import analyse, choose_layers
-from curvescope.experiments.stages import (
-    class_layers,
-    class_structure,
-    layers,
-    sharpness,
-    spectra,
-)
-from curvescope.experiments.stages.context import Settings
-from curvescope.experiments.store import RunDirectory
+from curvescope.experiments.configuration import Settings
+from curvescope.experiments.stages import spectra
+from curvescope.experiments.stages.class_layers import ClassLayerFindings
+from curvescope.experiments.stages.class_structure import ClassFindings
+from curvescope.experiments.stages.layers import LayerFindings
+from curvescope.experiments.stages.overview import Overview
+from curvescope.experiments.stages.sharpness import Sharpness
+from curvescope.experiments.store import Finding, RunDirectory
 from curvescope.problem import Problem
 from curvescope.spectra.control import Progress
 from tests.experiments.examples import QUICK, data, problems, quick_run, trained
@@ -45,7 +45,7 @@ def test_every_stage_is_there_and_every_check_agrees(finished: RunDirectory) -> 
 def test_spectra_are_those_of_the_dense_matrices(
     finished: RunDirectory, dense: dict[str, Tensor], name: str
 ) -> None:
-    found = spectra.restore(finished.stage(f"spectrum-{name}"))
+    found = spectra.spectra_of(finished)[name]
     values = torch.linalg.eigvalsh(dense[name])
     largest = values[values.abs().argsort(descending=True)[: len(found.residuals)]]
     torch.testing.assert_close(
@@ -59,21 +59,20 @@ def test_spectra_are_those_of_the_dense_matrices(
 
 
 def test_the_overview_is_that_of_the_model(finished: RunDirectory) -> None:
-    values, (X, y) = finished.stage("overview").values, data()
-    assert values["parameters"] == 64 * 8 + 8 + 8 * 10 + 10
+    overview, (X, y) = finished.result("overview", Overview), data()
+    assert overview.parameters == 64 * 8 + 8 + 8 * 10 + 10
     output = trained()(X).detach()
-    assert values["fits"]["train"] == {
-        "samples": len(y),
-        "loss": pytest.approx(float(nn.functional.cross_entropy(output, y))),
-        "error": pytest.approx(float((output.argmax(1) != y).double().mean())),
-    }
-    assert values["layers"] == {"fc1": 520, "fc2": 90}
+    assert overview.train.samples == len(y)
+    assert overview.train.loss == pytest.approx(float(nn.functional.cross_entropy(output, y)))
+    wrong = float((output.argmax(1) != y).double().mean())
+    assert overview.train.error == pytest.approx(wrong)
+    assert overview.layers == {"fc1": 520, "fc2": 90}
 
 
 def test_the_sharpness_table_is_that_of_the_dense_hessian(
     finished: RunDirectory, dense: dict[str, Tensor]
 ) -> None:
-    report = sharpness.restore(finished.stage("sharpness"))["eval"]
+    report = finished.result("sharpness", Sharpness).own
     values = torch.linalg.eigvalsh(dense["H"])
     assert report.hessian.trace.value == pytest.approx(float(values.sum()))
     assert report.hessian.largest.value == pytest.approx(float(values[-1]))
@@ -82,7 +81,7 @@ def test_the_sharpness_table_is_that_of_the_dense_hessian(
 def test_layers_are_those_of_the_dense_block(
     finished: RunDirectory, dense: dict[str, Tensor]
 ) -> None:
-    found = layers.restore(finished.stage("layer-fc1"))
+    found = finished.result("layer-fc1", Finding[LayerFindings]).value
     assert found is not None
     block = dense["H"][: 64 * 8, : 64 * 8]
     torch.testing.assert_close(
@@ -100,13 +99,13 @@ def test_layers_are_those_of_the_dense_block(
 def test_classes_are_those_of_the_dense_matrix(
     finished: RunDirectory, dense: dict[str, Tensor]
 ) -> None:
-    found = class_structure.restore(finished.stage("classes"))
+    found = finished.result("classes", Finding[ClassFindings]).value
     assert found is not None
     values = torch.linalg.eigvalsh(dense["G"]).flip(0)
     torch.testing.assert_close(found.attribution.values[:20], values[:20], atol=1e-9, rtol=1e-7)
     torch.testing.assert_close(found.attribution.shares.sum(1), torch.ones(400).double())
     assert float(found.without["class"].sum()) < float(found.whole.sum())
-    layer = class_layers.restore(finished.stage("classes-fc2"))
+    layer = finished.result("classes-fc2", Finding[ClassLayerFindings]).value
     assert layer is not None
     assert 0 < layer.errors["CFAC"].frobenius < layer.errors["KFAC"].frobenius
     width = float((layer.centres[1] / layer.centres[0]).log10())
@@ -141,9 +140,8 @@ def test_an_interrupted_analysis_goes_on_to_the_same_numbers(
     whole = quick_run(tmp_path, tell=told.append)
     assert told[0] == "spectrum-G"
     for name in finished.stages:
-        a, b = finished.stage(name), whole.stage(name)
-        assert a.values == b.values, name
-        assert all(torch.equal(a.arrays[key], b.arrays[key]) for key in a.arrays), name
+        a, b = (run.stage(name, Any) for run in (finished, whole))  # arrays by their checksums
+        assert (a.result, a.checks) == (b.result, b.checks), name
 
 
 def test_another_seed_or_other_weights_are_refused(finished: RunDirectory) -> None:
@@ -160,7 +158,7 @@ def test_another_seed_or_other_weights_are_refused(finished: RunDirectory) -> No
 
 
 def test_the_density_is_rebuilt_from_the_directory(finished: RunDirectory) -> None:
-    curve = spectra.restore(RunDirectory(finished.path).stage("spectrum-H")).measure.density()
+    curve = spectra.spectra_of(RunDirectory(finished.path))["H"].measure.density()
     assert curve.mass == pytest.approx(1 - 6 / 610, abs=1e-3)  # six outliers were taken out
 
 
@@ -178,11 +176,11 @@ def test_a_model_that_is_one_layer_is_looked_into(tmp_path: Path) -> None:
     problem = Problem(nn.Linear(4, 3).double(), (X, torch.arange(30) % 3))
     assert choose_layers(problem, None) == ("",)
     run = analyse(problem, tmp_path, seed=0, settings=QUICK)
-    found = layers.restore(run.stage("layer-model"))
+    found = run.result("layer-~", Finding[LayerFindings]).value
     assert found is not None
     assert (found.outputs, found.inputs) == (3, 4)
-    assert run.has("classes-model")
-    assert spectra.restore(run.stage("spectrum-E")).vanishes
+    assert run.has("classes-~")
+    assert spectra.spectra_of(run)["E"].vanishes
 
 
 def test_a_regression_has_no_classes(tmp_path: Path) -> None:
@@ -192,7 +190,7 @@ def test_a_regression_has_no_classes(tmp_path: Path) -> None:
     run = analyse(Problem(model, (X, y), "mse"), tmp_path, seed=0, settings=QUICK)
     assert run.complete
     assert not any(name.startswith("classes") for name in run.stages)
-    assert run.stage("overview").values["fits"]["train"]["error"] is None
+    assert run.result("overview", Overview).train.error is None
 
 
 @pytest.mark.parametrize(

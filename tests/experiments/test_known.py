@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from curvescope.experiments.analyse import analyse
 from curvescope.experiments.checks import Number
 from curvescope.experiments.demo import column, demonstrate
-from curvescope.experiments.known import found, improved, known, of
+from curvescope.experiments.known import improved, known, of
 from curvescope.experiments.quantities import (
     ABSOLUTE,
     FROBENIUS,
@@ -51,7 +52,7 @@ def dense() -> dict[str, Tensor]:
 
 @pytest.fixture(scope="module")
 def measured(finished: RunDirectory) -> dict[str, Spectrum]:
-    return {name: spectra.restore(finished.stage(f"spectrum-{name}")) for name in spectra.MATRICES}
+    return spectra.spectra_of(finished)
 
 
 def of_diagonal(values: Tensor, pairs: int, *, exact: bool = False) -> Spectrum:
@@ -63,7 +64,7 @@ def of_diagonal(values: Tensor, pairs: int, *, exact: bool = False) -> Spectrum:
     norm = Number(float(values.double().norm()), 0.5, 16)
     return Spectrum(
         "A", measure, found.residuals, total, norm, exact_spectrum(A) if exact else None,
-        Number(0.0), 0, bool(found.converged), False, None, 2.2e-16,
+        Number(0.0), 0, bool(found.converged), False, None, 2.2e-16, None,
     )  # fmt: skip
 
 
@@ -170,8 +171,9 @@ def test_a_matrix_of_low_rank_has_the_smallest_eigenvalue_zero() -> None:
 
 
 def test_the_results_hold_what_the_tables_show(finished: RunDirectory) -> None:
-    assert known(finished) == found(finished)
-    noted = finished.record("summary")["values"]["known"]["H"][TRACE]
+    report = finished.result("sharpness", sharpness.Sharpness).own
+    assert known(finished) == of(spectra.spectra_of(finished), report)
+    noted = finished.stage("summary", Any).result["known"]["H"][TRACE]
     assert str(Known(**noted)) == str(known(finished)["H"][TRACE])
 
 
@@ -199,7 +201,7 @@ def test_the_demonstrations_columns_are_the_known_values(tmp_path: Path) -> None
 
 
 def test_a_sharpness_report_takes_the_known_values_over(finished: RunDirectory) -> None:
-    report = sharpness.restore(finished.stage("sharpness"))["eval"]
+    report = finished.result("sharpness", sharpness.Sharpness).own
     rough = replace(
         report.hessian, trace=replace(report.hessian.trace, value=99.0, stderr=3.0, probes=8)
     )
@@ -253,7 +255,7 @@ def test_sums_of_traces_are_held_against_the_products_of_H(measured: dict[str, S
 def test_searched_ends_are_held_against_all_eigenvalues(
     finished: RunDirectory, measured: dict[str, Spectrum]
 ) -> None:
-    report = sharpness.restore(finished.stage("sharpness"))["eval"]
+    report = finished.result("sharpness", sharpness.Sharpness).own
     searched = replace(report.hessian.largest, bias=1e-5)
     measures = replace(report.hessian, largest=searched)
     assert failing(summary._ends("H", measures, measured["H"])) == []

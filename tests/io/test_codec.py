@@ -108,7 +108,7 @@ def test_everything_comes_back_as_it_was() -> None:
         ("table", {"H": {"value": 1.0}}, "'table.H' must be a Inner with 'error'"),
         ("table", {"H": {"value": inf, "error": inf}}, "'table.H.value' must be a finite number"),
         ("table", {"H": {"value": 1.0, "error": 0.0, "x": 1}}, "Inner, which has no 'x'"),
-        ("free", {"a": nan}, "'free.a' must be a finite number, got nan"),
+        ("free", [], "'free' must be an object"),
         ("matrix", [[1.0]], "'matrix' must be the tensor that was stored with it"),
         ("exact", None, "'exact.value' must be a tensor of this value"),
     ],

@@ -10,13 +10,17 @@ import pytest
 import torch
 
 from curvescope import io
-from curvescope.experiments.stages import class_layers, class_structure, layers, spectra
-from curvescope.experiments.store import RunDirectory
+from curvescope.experiments.stages.class_layers import ClassLayerFindings
+from curvescope.experiments.stages.class_structure import ClassFindings
+from curvescope.experiments.stages.layers import LayerFindings
+from curvescope.experiments.stages.spectra import Spectrum
+from curvescope.experiments.store import Finding, RunDirectory, Stage
 from curvescope.figures import style
 from curvescope.figures.model import Panel, Picture
 from curvescope.reports import figures, pictures
 from curvescope.reports.figures import figures_of, write_figures
 from curvescope.reports.page import write_report
+from tests.experiments.examples import rewritten
 
 
 def labelled(panel: Panel) -> dict:
@@ -89,11 +93,13 @@ def test_other_numbers_or_other_code_draw_anew(
 ) -> None:
     write_figures(second)
     drawn.clear()
-    place = second.folder("spectrum-H")
-    arrays, metadata = io.read_tensors(place / "arrays.safetensors")
-    io.write_tensors(
-        place / "arrays.safetensors", {**arrays, "nodes": 1.1 * arrays["nodes"]}, metadata
-    )
+
+    def moved(stage: Stage[Spectrum]) -> Stage[Spectrum]:
+        measure = stage.result.measure
+        wider = replace(measure, nodes=1.1 * measure.nodes)
+        return replace(stage, result=replace(stage.result, measure=wider))
+
+    rewritten(second.path, "spectrum-H", moved)
     write_figures(second)
     assert drawn == ["spectrum-H", "spectra"]
     drawn.clear()
@@ -126,7 +132,7 @@ def test_a_note_cannot_remove_files_elsewhere(second: RunDirectory, drawn: list[
 
 def test_all_eigenvalues_fill_the_area_of_a_density(first: RunDirectory) -> None:
     """Bars that leave the zeros out would stand several times as high."""
-    found = spectra.restore(first.stage("spectrum-G"))
+    found = first.result("spectrum-G", Spectrum)
     assert found.exact is not None
     found = replace(found, exact=replace(found.exact, zeros=found.measure.dimension))
     found = replace(found, measure=replace(found.measure, dimension=found.exact.dimension))
@@ -165,7 +171,7 @@ def test_a_logarithmic_axis_has_two_powers_of_ten_or_is_none(values, scale: str)
 
 
 def test_a_layer(first: RunDirectory) -> None:
-    found = layers.restore(first.stage("layer-fc1"))
+    found = first.result("layer-fc1", Finding[LayerFindings]).value
     assert found is not None
     panels = pictures.layer("layer-fc1", found).panels
     assert labelled(panels[0])["true Hessian"].y == close(found.true)
@@ -178,7 +184,7 @@ def test_a_layer(first: RunDirectory) -> None:
 
 
 def test_classes(first: RunDirectory) -> None:
-    found = class_structure.restore(first.stage("classes"))
+    found = first.result("classes", Finding[ClassFindings]).value
     assert found is not None
     whole, knockouts = pictures.attribution("classes", found).panels
     points = labelled(whole)
@@ -193,7 +199,7 @@ def test_classes(first: RunDirectory) -> None:
 
 
 def test_a_layer_by_class(first: RunDirectory) -> None:
-    found = class_layers.restore(first.stage("classes-fc2"))
+    found = first.result("classes-fc2", Finding[ClassLayerFindings]).value
     assert found is not None
     first_panel, *moments = pictures.class_layer("classes-fc2", found).panels
     names = [curve.label for curve in first_panel.curves]

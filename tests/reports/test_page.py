@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -18,11 +19,11 @@ from curvescope import io
 from curvescope._checks import CurvescopeError
 from curvescope.certificates.certify import certify
 from curvescope.certificates.methods import posterior_method
-from curvescope.experiments.store import RunDirectory
+from curvescope.experiments.store import Finding, RunDirectory
 from curvescope.figures import svg
 from curvescope.figures.model import Curve, Panel
 from curvescope.reports.page import embedded, render, write_report
-from tests.experiments.examples import data, trained
+from tests.experiments.examples import data, reconfigured, rewritten, trained
 
 
 @pytest.fixture(scope="module")
@@ -84,10 +85,11 @@ def test_the_same_directory_gives_the_same_page(first: RunDirectory, page: str) 
 
 def test_names_are_escaped(first: RunDirectory, tmp_path: Path) -> None:
     shutil.copytree(first.path, tmp_path / "run")
-    config = io.read_json(tmp_path / "run" / "config.json")
-    config["model"]["name"] = "</script><script>alert(1)</script>"
-    config["data"]["name"] = '"><img src=x onerror=alert(1)>'
-    io.write_json(tmp_path / "run" / "config.json", config)
+    reconfigured(
+        tmp_path / "run",
+        model=replace(first.config.model, name="</script><script>alert(1)</script>"),
+        data=replace(first.config.data, name='"><img src=x onerror=alert(1)>'),
+    )
     page = render(RunDirectory(tmp_path / "run"))
     tags = [tag for tag, _ in Elements(page).found]
     images = [attributes for tag, attributes in Elements(page).found if tag == "img"]
@@ -129,10 +131,11 @@ def test_an_unfinished_run_gets_a_report_of_what_is_there(
 def test_a_layer_that_was_left_out_says_why(first: RunDirectory, tmp_path: Path) -> None:
     shutil.copytree(first.path, tmp_path / "run")
     for name in ("layer-fc1", "classes-fc1", "classes"):
-        place = tmp_path / "run" / "stages" / name / "result.json"
-        record = io.read_json(place)
-        record["values"] = {"layer": "fc1", "left out": "it is used twice"}
-        io.write_json(place, record)
+        rewritten(
+            tmp_path / "run",
+            name,
+            lambda stage: replace(stage, result=Finding("fc1", None, "it is used twice")),
+        )
     page = render(RunDirectory(tmp_path / "run"))
     assert page.count("Left out: fc1: it is used twice") == 1
     assert "Left out: it is used twice" in page

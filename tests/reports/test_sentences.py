@@ -7,23 +7,25 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from curvescope import io
 from curvescope.experiments.analyse import analyse
+from curvescope.experiments.configuration import Settings
 from curvescope.experiments.known import known, of
 from curvescope.experiments.quantities import LARGEST, QUANTITIES, SMALLEST, TRACE
-from curvescope.experiments.stages import spectra as stage
-from curvescope.experiments.stages.context import Settings
-from curvescope.experiments.store import RunDirectory
+from curvescope.experiments.stages.class_layers import ClassLayerFindings
+from curvescope.experiments.stages.spectra import spectra_of
+from curvescope.experiments.store import Finding, RunDirectory, Stage
 from curvescope.problem import Problem
 from curvescope.reports.blocks import Table
 from curvescope.reports.page import render
 from curvescope.reports.sections import classes, layers, overview, provenance, spectra
 from curvescope.reports.sections.overview import cell
+from tests.experiments.examples import failed, reconfigured, rewritten
 
 FEW = Settings(steps=10, probes=4, trace_probes=16, outliers=3, layer_pairs=4)
 
@@ -57,7 +59,7 @@ def cells(page: str, caption: str) -> dict[str, list[str]]:
 
 def test_the_table_of_the_report_is_that_of_the_results(first: RunDirectory) -> None:
     rows = cells(render(first), "Measures of sharpness")
-    noted = first.record("summary")["values"]["known"]
+    noted = first.stage("summary", Any).result["known"]
     for quantity in QUANTITIES:
         texts = [cell(quantity, known(first)[matrix][quantity]) for matrix in noted]
         assert rows[quantity] == texts
@@ -72,9 +74,11 @@ def test_an_unfinished_run_shows_its_estimates_as_such(first: RunDirectory, tmp_
     for name in first.stages[3:]:
         shutil.rmtree(place / name)
     shutil.rmtree(place / "sharpness")
-    record = io.read_json(place / "spectrum-H" / "result.json")
-    record["values"]["exact"] = None
-    io.write_json(place / "spectrum-H" / "result.json", record)
+    rewritten(
+        tmp_path / "run",
+        "spectrum-H",
+        lambda stage: replace(stage, result=replace(stage.result, exact=None)),
+    )
     rows = cells(render(RunDirectory(tmp_path / "run")), "Measures of sharpness")
     assert "±" in rows[TRACE][0]
     assert "±" in rows[LARGEST][0]
@@ -124,7 +128,7 @@ def test_a_model_without_layers_says_so(tmp_path: Path) -> None:
 
 
 def test_the_verdict_on_spectra_follows_the_numbers(first: RunDirectory) -> None:
-    found = {name: stage.restore(first.stage(f"spectrum-{name}")) for name in stage.MATRICES}
+    found = spectra_of(first)
     table = known(first)
 
     def with_outliers(values: list[float]) -> str:
@@ -143,7 +147,7 @@ def test_the_verdict_on_spectra_follows_the_numbers(first: RunDirectory) -> None
 
 
 def test_the_bulk_is_said_to_be_E_s_only_where_it_is(first: RunDirectory) -> None:
-    found = {name: stage.restore(first.stage(f"spectrum-{name}")) for name in stage.MATRICES}
+    found = spectra_of(first)
     table = known(first)
     assert "owes little to E" in spectra.verdict(found, table, 10)
     narrow = {name: dict(row) for name, row in table.items()}
@@ -156,7 +160,7 @@ def test_the_bulk_is_said_to_be_E_s_only_where_it_is(first: RunDirectory) -> Non
 
 def test_the_bulk_lies_within_the_spectrum(first: RunDirectory, regression: RunDirectory) -> None:
     for run in (first, regression):
-        spectrum, row = stage.restore(run.stage("spectrum-H")), known(run)["H"]
+        spectrum, row = spectra_of(run)["H"], known(run)["H"]
         low, high = spectra._bulk(spectrum)
         assert row[SMALLEST].value - 1e-12 <= low <= high <= row[LARGEST].value
         sampled = replace(spectrum, exact=None)
@@ -169,7 +173,7 @@ def test_layers_are_counted_where_the_papers_numbers_hold(first: RunDirectory) -
     found = layers.build(first)
     assert found is not None
     aligned = [
-        first.stage(name).values["alignment"] >= 0.964
+        first.stage(name, Any).result["value"]["alignment"] >= 0.964
         for name in first.stages
         if name.startswith("layer-")
     ]
@@ -182,13 +186,15 @@ def test_cfac_is_said_to_be_nearer_only_where_it_is(first: RunDirectory, tmp_pat
     assert found is not None
     assert "CFAC is nearer to G than KFAC" in found.verdict
     shutil.copytree(first.path, tmp_path / "run")
-    place = tmp_path / "run" / "stages" / "classes-fc2" / "result.json"
-    record = io.read_json(place)
-    record["values"]["KFAC"], record["values"]["CFAC"] = (
-        record["values"]["CFAC"],
-        record["values"]["KFAC"],
-    )
-    io.write_json(place, record)
+
+    def exchanged(stage: Stage[Any]) -> Stage[Any]:
+        errors = stage.result.value.errors
+        other = {"KFAC": errors["CFAC"], "CFAC": errors["KFAC"]}
+        return replace(
+            stage, result=replace(stage.result, value=replace(stage.result.value, errors=other))
+        )
+
+    rewritten(tmp_path / "run", "classes-fc2", exchanged)
     other = classes.build(RunDirectory(tmp_path / "run"))
     assert other is not None
     assert "CFAC is no nearer to G than KFAC" in other.verdict
@@ -199,14 +205,10 @@ def test_a_failed_check_in_single_precision_comes_with_advice(
     first: RunDirectory, tmp_path: Path
 ) -> None:
     shutil.copytree(first.path, tmp_path / "run")
-    place = tmp_path / "run" / "stages" / "summary" / "result.json"
-    record = io.read_json(place)
-    record["checks"][0]["passed"] = False
-    io.write_json(place, record)
+    rewritten(tmp_path / "run", "summary", failed)
     assert " and 1 does not." in provenance.build(RunDirectory(tmp_path / "run")).seen
     assert "float64" not in provenance.build(RunDirectory(tmp_path / "run")).seen
-    config = io.read_json(tmp_path / "run" / "config.json")
-    io.write_json(tmp_path / "run" / "config.json", {**config, "dtype": "float32"})
+    reconfigured(tmp_path / "run", dtype="float32")
     assert "float64 tells" in provenance.build(RunDirectory(tmp_path / "run")).seen
 
 
@@ -228,7 +230,7 @@ def test_heat_maps_say_what_of_the_whole_they_show(first: RunDirectory) -> None:
 def test_zeros_are_counted_beside_a_logarithmic_axis(first: RunDirectory) -> None:
     found = charts_of(classes.build(first))
     chart = found["class1-cfac"]
-    below = first.stage("classes-fc2").values["below"]
+    below = first.stage("classes-fc2", Any).result["value"]["below"]
     assert f"{100 * below['G']:.2f} % of G" in chart.note
     heights = {curve.label.split(" ")[0]: curve.y for curve in chart.panel.curves}
     assert heights["G"][0] < max(heights["G"])  # no spike at the left edge
@@ -244,7 +246,9 @@ def test_curves_that_lie_over_each_other_differ_in_dash_and_width(first: RunDire
 
 def test_eigenvalues_that_are_rounding_are_left_out_and_counted(first: RunDirectory) -> None:
     found = charts_of(classes.build(first))
-    total = first.stage("classes-fc2").arrays["errors total"]
+    layer = first.result("classes-fc2", Finding[ClassLayerFindings]).value
+    assert layer is not None
+    total = layer.moments["errors"].total
     kept = int((total > 1e-10 * total[0]).sum())
     curve = found["class1-errors"].panel.curves[0]
     assert len(curve.y) == kept < len(total)
@@ -255,7 +259,7 @@ def test_what_is_best_of_a_report_alone(first: RunDirectory) -> None:
     """Of the other mode of a batch norm only the report is known: its columns come from that."""
     from curvescope.experiments.stages import sharpness
 
-    report = sharpness.restore(first.stage("sharpness"))["eval"]
+    report = first.result("sharpness", sharpness.Sharpness).own
     assert set(of({}, report)) == {"H", "G"}
 
 

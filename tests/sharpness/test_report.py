@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import curvescope as cs
+from curvescope import io
 from curvescope.sharpness.report import SharpnessReport, sharpness, sharpness_by_mode
 from tests.cases import BY_NAME, build
 from tests.tolerances import STANDARD_ERRORS
@@ -237,12 +238,12 @@ def test_both_modes(norm: bool) -> None:
     assert same == (not norm)
 
 
-def test_a_report_survives_json() -> None:
+def test_a_report_survives_json(tmp_path: Path) -> None:
     report = sharpness(cs.Problem(network(), data()), test=data(), generator=generator())
-    text = json.dumps(report.to_dict())
-    assert SharpnessReport.from_dict(json.loads(text)) == report
-    with pytest.raises(cs.CurvescopeError, match="this is not a saved report"):
-        SharpnessReport.from_dict({"mode": "eval"})
+    io.save(tmp_path / "report.json", report)
+    assert io.load(tmp_path / "report.json", SharpnessReport) == report
+    with pytest.raises(cs.CurvescopeError, match="must be a SharpnessReport with"):
+        io.decode(SharpnessReport, {"mode": "eval"})
 
 
 def test_same_generator_same_report() -> None:

@@ -99,8 +99,8 @@ def analyse(
 
     from curvescope.cli.pages import report_of
     from curvescope.experiments import analyse as recipe
+    from curvescope.experiments.configuration import Settings
     from curvescope.experiments.load import importable
-    from curvescope.experiments.stages.context import Settings
 
     with importable(Path.cwd()):
         subject = _subject(run, model, weights, data, root=root, seed=data_seed)
@@ -219,12 +219,14 @@ def _listed(text: str) -> list[str]:
 
 def show(run: RunDirectory, report: Path, console: Console) -> None:
     """Print the measures of sharpness, the self-checks that fail, and where the report lies."""
-    overview = run.stage("overview").values
-    model, data = run.config["model"]["name"], run.config["data"]["name"]
-    console.print(f"{model} ({overview['parameters']:,} parameters) on {data}", markup=False)
-    for split, fit in overview["fits"].items():
-        error = "" if fit["error"] is None else f"  error {fit['error']:.2%}"
-        console.print(f"  {split:<5}  {fit['samples']:,} samples  loss {fit['loss']:.4g}{error}")
+    from curvescope.experiments.stages.overview import Overview
+
+    overview = run.result("overview", Overview)
+    model, data = run.config.model.name, run.config.data.name
+    console.print(f"{model} ({overview.parameters:,} parameters) on {data}", markup=False)
+    for split, fit in overview.fits.items():
+        error = "" if fit.error is None else f"  error {fit.error:.2%}"
+        console.print(f"  {split:<5}  {fit.samples:,} samples  loss {fit.loss:.4g}{error}")
     console.print(_table(run))
     checks = run.checks()
     failed = [check for _, check in checks if not check.passed]
@@ -237,27 +239,37 @@ def show(run: RunDirectory, report: Path, console: Console) -> None:
 def _table(run: RunDirectory) -> Table:
     from curvescope.experiments.known import known
     from curvescope.experiments.quantities import FROBENIUS, LARGEST, SMALLEST, TRACE
+    from curvescope.experiments.stages.spectra import spectra_of
 
-    best = known(run)
-    spectra = [run.stage(name).values for name in run.stages if name.startswith("spectrum-")]
+    best, spectra = known(run), spectra_of(run)
     table = Table()
     table.add_column("")
-    for values in spectra:
-        table.add_column(values["matrix"], justify="right")
+    for name in spectra:
+        table.add_column(name, justify="right")
     for quantity in (LARGEST, SMALLEST, TRACE, FROBENIUS):
-        row = [str(best[v["matrix"]].get(quantity, "–")) for v in spectra]
-        table.add_row(quantity, *row)
-    table.add_row("products", *(f"{v['products']:,}" for v in spectra))
+        table.add_row(quantity, *(str(best[name].get(quantity, "–")) for name in spectra))
+    table.add_row("products", *(f"{spectrum.products:,}" for spectrum in spectra.values()))
     return table
 
 
+def result_of(run: RunDirectory, stage: str) -> Any:
+    """The result of a stage as plain JSON, large matrices by their shape."""
+    from curvescope import io
+    from curvescope.experiments.analyse import kind_of
+
+    kind = kind_of(stage)
+    return io.readable(run.result(stage, kind), kind)
+
+
 def _summary(run: RunDirectory, report: Path) -> dict[str, Any]:
+    from curvescope import io
+
     return {
         "folder": str(run.path),
         "report": str(report),
-        "config": run.config,
-        "stages": {name: run.stage(name).values for name in run.stages},
-        "seconds": {name: run.stage(name).seconds for name in run.stages},
+        "config": io.encode(run.config)[0],
+        "stages": {name: result_of(run, name) for name in run.stages},
+        "seconds": {name: run.stage(name, Any).seconds for name in run.stages},
         "checks": [
             {"stage": stage, "statement": check.statement, "passed": check.passed}
             for stage, check in run.checks()

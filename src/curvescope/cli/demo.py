@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import webbrowser
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -66,7 +67,7 @@ def show(result: Demonstration, report: Path, console: Console) -> None:
     table.add_column("")
     columns = [column(run) for run in result.runs]
     for run in result.runs:
-        table.add_column(str(run.config["model"]["name"]), justify="right")
+        table.add_column(run.config.model.name, justify="right")
     for row in columns[0]:
         table.add_row(row, *(numbers[row] for numbers in columns))
     console.print(table)
@@ -86,19 +87,22 @@ def show(result: Demonstration, report: Path, console: Console) -> None:
 
 
 def _summary(result: Demonstration, report: Path) -> dict[str, Any]:
+    from curvescope.cli.analyse import result_of
+    from curvescope.experiments.stages.overview import Overview
+
     return {
         "folder": str(result.path),
         "report": str(report),
         "consistent": result.consistent,
         "networks": {
-            str(run.config["model"]["name"]): {
+            run.config.model.name: {
                 "folder": str(run.path),
-                "parameters": run.record("overview")["values"]["parameters"],
-                "fits": run.record("overview")["values"]["fits"],
-                "known": run.record("summary")["values"]["known"],
-                "spectra": {
-                    name: run.record(f"spectrum-{name}")["values"] for name in ("H", "G", "E")
+                "parameters": run.result("overview", Overview).parameters,
+                "fits": {
+                    k: asdict(fit) for k, fit in run.result("overview", Overview).fits.items()
                 },
+                "known": result_of(run, "summary")["known"],
+                "spectra": {name: result_of(run, f"spectrum-{name}") for name in ("H", "G", "E")},
                 "checks": [
                     {"statement": check.statement, "passed": check.passed}
                     for _, check in run.checks()

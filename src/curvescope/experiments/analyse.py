@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,8 @@ from torch.utils import _pytree as pytree
 
 from curvescope import io
 from curvescope._checks import CurvescopeError, positive_int
+from curvescope.experiments.configuration import Analysis, DataNote, ModelNote, Settings
+from curvescope.experiments.known import Summary
 from curvescope.experiments.stages import (
     class_layers,
     class_structure,
@@ -24,8 +25,11 @@ from curvescope.experiments.stages import (
     summary,
 )
 from curvescope.experiments.stages import layers as layer_structure
-from curvescope.experiments.stages.context import Context, Settings, derived
-from curvescope.experiments.store import OpenRun, Outcome, RunDirectory, open_for_work
+from curvescope.experiments.stages.class_layers import ClassLayerFindings
+from curvescope.experiments.stages.class_structure import ClassFindings
+from curvescope.experiments.stages.context import Context, derived
+from curvescope.experiments.stages.layers import LayerFindings
+from curvescope.experiments.store import Finding, OpenRun, Outcome, RunDirectory, open_for_work
 from curvescope.identity import digest
 from curvescope.linearisation.layers import first_samples
 from curvescope.operators.hessian import Hessian
@@ -33,6 +37,7 @@ from curvescope.problem import Problem
 from curvescope.spectra.control import Progress
 
 _LAYERS = (nn.Linear, nn.Conv2d)
+_LONGEST = 120
 
 
 def analyse(
@@ -76,20 +81,20 @@ def analyse(
     >>> model = nn.Linear(4, 3)
     >>> run = analyse(Problem(model, (X, y)), tempfile.mkdtemp(), seed=0,
     ...               settings=Settings(steps=8, trace_probes=16))
-    >>> run.complete, run.stage("overview").values["parameters"]
+    >>> run.complete, run.result("overview", overview.Overview).parameters
     (True, 15)
     """
     seed = positive_int("analyse", "seed", seed, minimum=0)
     settings = settings or Settings()
     chosen = choose_layers(problem, layers)
     plan = stages_of(problem, chosen, classes=classes)
-    config = {
-        "stages": list(plan),
-        "seed": seed,
+    config = Analysis(
+        stages=tuple(plan),
+        seed=seed,
+        layers=chosen,
+        settings=settings,
         **describe(problem, test, names or {}),
-        "layers": list(chosen),
-        "settings": asdict(settings),
-    }
+    )
     outputs = overview.outputs(problem)
     if not (Path(out) / "stages" / "overview" / "result.json").exists():
         _try_out(problem, test)  # what cannot be analysed is refused before anything is written
@@ -97,14 +102,14 @@ def analyse(
     def perform(run: OpenRun, stage: str, compute: Compute) -> None:
         own = derived(seed, stage)
 
-        def work(folder: Path) -> Outcome:
+        def work(folder: Path) -> Outcome[Any]:
             return compute(
                 Context(problem, test, run, settings, outputs, chosen, own, folder, progress)
             )
 
         if not run.has(stage):
             tell(stage)
-        run.compute(stage, work, seed=own, device=problem.device)
+        run.compute(stage, kind_of(stage), work, seed=own, device=problem.device)
 
     with open_for_work(out, config) as run:
         for stage, compute in plan.items():
@@ -136,12 +141,15 @@ def _try_out(problem: Problem, test: Problem | None) -> None:
             raise CurvescopeError(msg) from error
 
 
-Compute = Callable[[Context], Outcome]
+Compute = Callable[[Context], Outcome[Any]]
 
 
 def stages_of(problem: Problem, layers: Sequence[str], *, classes: bool) -> dict[str, Compute]:
     """The stages of an analysis, in order, with what computes them."""
-    plan: dict[str, Compute] = {"overview": overview.compute, "sharpness": sharpness.compute}
+    plan: dict[str, Compute] = {
+        "overview": overview.compute,
+        sharpness.NAME: sharpness.compute,
+    }
     for name in spectra.MATRICES:
         plan[f"spectrum-{name}"] = partial(spectra.compute, name=name)
     for layer in layers:
@@ -154,13 +162,43 @@ def stages_of(problem: Problem, layers: Sequence[str], *, classes: bool) -> dict
     return plan
 
 
-def stage_name(kind: str, layer: str) -> str:
-    """A folder's name for a layer's stage.
+_KINDS: dict[str, Any] = {
+    "overview": overview.Overview,
+    sharpness.NAME: sharpness.Sharpness,
+    "spectrum-": spectra.Spectrum,
+    "layer-": Finding[LayerFindings],
+    "classes": Finding[ClassFindings],
+    "classes-": Finding[ClassLayerFindings],
+    "summary": Summary,
+}
 
-    >>> stage_name("layer", "block1.conv1"), stage_name("layer", "")
-    ('layer-block1.conv1', 'layer-model')
+
+def kind_of(stage: str) -> Any:
+    """What a stage results in.
+
+    >>> kind_of("spectrum-H").__name__
+    'Spectrum'
     """
-    return f"{kind}-{re.sub(r'[^A-Za-z0-9_.-]', '_', layer or 'model')}"
+    kind, dash, _ = stage.partition("-")
+    if kind + dash not in _KINDS:
+        msg = f"analyse: there is no stage {stage!r}; remove it from the configuration"
+        raise CurvescopeError(msg)
+    return _KINDS[kind + dash]
+
+
+def stage_name(kind: str, layer: str) -> str:
+    """A folder's name for a layer's stage; no two layers have the same one.
+
+    What a folder's name should not hold stands there by its code, between two tildes; of a very
+    long name the beginning and a digest.
+
+    >>> stage_name("layer", "block1.conv1"), stage_name("layer", "a b"), stage_name("layer", "")
+    ('layer-block1.conv1', 'layer-a~20~b', 'layer-~')
+    """
+    plain = re.sub(r"[^A-Za-z0-9_.-]", lambda found: f"~{ord(found[0]):x}~", layer)
+    if len(plain) > _LONGEST:
+        plain = f"{plain[:_LONGEST]}~{digest(layer)[:32]}"
+    return f"{kind}-{plain or '~'}"
 
 
 def choose_layers(problem: Problem, layers: Sequence[str] | None) -> tuple[str, ...]:
@@ -188,24 +226,24 @@ def choose_layers(problem: Problem, layers: Sequence[str] | None) -> tuple[str, 
 
 
 def describe(problem: Problem, test: Problem | None, names: Mapping[str, str]) -> dict[str, Any]:
-    """Model, weights, loss and data, as far as they decide the numbers."""
+    """Model, weights, loss and data, as far as they decide the numbers; fields of ``Analysis``."""
     spec = getattr(problem.model, "spec", None)
     called = names.get("model") or getattr(spec, "name", None) or type(problem.model).__name__
     return {
-        "model": {
-            "name": called,
-            "parameters": {name: list(shape) for name, shape in problem.params.shapes.items()},
-            "weights": digest(*filter(_is_tensor, problem.model.state_dict().values())),
-        },
+        "model": ModelNote(
+            called,
+            {name: tuple(shape) for name, shape in problem.params.shapes.items()},
+            digest(*filter(_is_tensor, problem.model.state_dict().values())),
+        ),
         "loss": problem.loss.name,
         "mode": problem.mode,
         "dtype": str(problem.dtype).removeprefix("torch."),
-        "data": {"name": names.get("data", "data"), **_contents(problem)},
-        "test": None if test is None else _contents(test),
+        "data": _contents(problem, names.get("data", "data")),
+        "test": None if test is None else _contents(test, "test"),
     }
 
 
-def _contents(problem: Problem) -> dict[str, Any]:
+def _contents(problem: Problem, name: str) -> DataNote:
     """The samples of a problem by number and digest; a shuffling loader has no fixed order."""
     batches, samples = [], 0
     for index, batch in enumerate(problem.batches()):
@@ -215,7 +253,7 @@ def _contents(problem: Problem) -> dict[str, Any]:
             raise CurvescopeError(msg)
         samples += next(len(leaf) for leaf in leaves if leaf.ndim)
         batches.append(digest(*leaves))
-    return {"samples": samples, "sha256": None if problem.data.shuffles else digest(batches)}
+    return DataNote(name, samples, None if problem.data.shuffles else digest(batches))
 
 
 def _is_tensor(value: Any) -> bool:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import floor, hypot, isfinite, log10
 
+from curvescope._checks import AnyFloat
+
 _DEVIATIONS = 4.0
 
 
@@ -18,8 +20,8 @@ _DEVIATIONS = 4.0
 class Number:
     """A value with its standard error (0: exact up to rounding) over so many probes."""
 
-    value: float
-    stderr: float = 0.0
+    value: AnyFloat
+    stderr: AnyFloat = 0.0
     probes: int = 0
 
     def scaled(self, factor: float) -> Number:

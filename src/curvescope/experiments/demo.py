@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +21,17 @@ from curvescope._checks import positive_int
 from curvescope.certificates import Certificate, certify, posterior_method
 from curvescope.experiments import trained
 from curvescope.experiments.analyse import analyse
+from curvescope.experiments.configuration import Settings
 from curvescope.experiments.known import known
 from curvescope.experiments.quantities import LARGEST, SMALLEST, TRACE
-from curvescope.experiments.stages.context import Settings, derived
+from curvescope.experiments.stages.context import derived
+from curvescope.experiments.stages.overview import Overview
 from curvescope.experiments.store import RunDirectory, claimed
 from curvescope.experiments.training import named_data, train_network
 from curvescope.problem import Problem
 from curvescope.spectra.control import Progress
 from curvescope.training.recipe import Recipe
 
-KIND = "demonstration"
 Show = Callable[[int, int, str], None]
 
 
@@ -78,6 +79,14 @@ class Plan:
 
 
 @dataclass(frozen=True)
+class Course:
+    """The configuration of a demonstration."""
+
+    seed: int
+    plan: Plan
+
+
+@dataclass(frozen=True)
 class Demonstration:
     """Where everything lies: the folder, its analyses in order, and the certificate."""
 
@@ -117,7 +126,7 @@ def demonstrate(
     """
     seed = positive_int("demonstrate", "seed", seed, minimum=0)
     plan = plan or Plan()
-    with claimed(out, KIND, {"seed": seed, "plan": asdict(plan)}) as place:
+    with claimed(out, Course(seed, plan)) as place:
         for subject in (*plan.analysed, plan.certified):
             tell(f"{subject.network}: training")
             _train(subject, place, seed, show)
@@ -135,9 +144,9 @@ def load(path: io.PathLike) -> Demonstration:
         CurvescopeError: If there is none, or it is not finished.
     """
     place = Path(path)
-    plan = io.read_json(place / "config.json")["plan"]
-    runs = tuple(RunDirectory(place / s["folder"] / "analysis") for s in plan["analysed"])
-    folder = place / plan["certified"]["folder"]
+    plan = io.load(place / "config.json", Course).plan
+    runs = tuple(RunDirectory(place / each.folder / "analysis") for each in plan.analysed)
+    folder = place / plan.certified.folder
     return Demonstration(place, runs, Certificate.load(folder / "certificate.json"))
 
 
@@ -146,14 +155,14 @@ def column(run: RunDirectory) -> dict[str, str]:
 
     Eigenvalues and sums are the best known ones, see :mod:`curvescope.experiments.known`.
     """
-    overview = run.record("overview")["values"]
-    train, test = (overview["fits"][split] for split in ("train", "test"))
+    overview = run.result("overview", Overview)
     rows = {
-        "parameters": f"{overview['parameters']:,}",
-        "loss of these samples": f"{train['loss']:.4g}",
-        "test loss": f"{test['loss']:.4g}",
-        "test error": f"{100 * test['error']:.2f} %",
+        "parameters": f"{overview.parameters:,}",
+        "loss of these samples": f"{overview.train.loss:.4g}",
     }
+    if overview.test is not None:
+        rows["test loss"] = f"{overview.test.loss:.4g}"
+        rows["test error"] = f"{100 * (overview.test.error or 0.0):.2f} %"
     for matrix, row in known(run).items():
         for quantity in (LARGEST, SMALLEST, TRACE):
             rows[f"{quantity} of {matrix}"] = str(row[quantity])

@@ -9,8 +9,7 @@ line and the run's own ``summary`` all read these, so that they show the same nu
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from curvescope.experiments.quantities import (
     ABSOLUTE,
@@ -43,32 +42,23 @@ Table = dict[str, dict[str, Known]]
 """Matrix -> quantity -> its best known value."""
 
 
+@dataclass(frozen=True)
+class Summary:
+    """The result of the last stage: the best known values, and the products of all spectra."""
+
+    known: dict[str, dict[str, Known]]
+    products: int
+
+
 def known(run: RunDirectory) -> Table:
     """The best known values of a run's finished stages: from its summary, once that is there.
 
     ``table["H"][TRACE]`` is ``tr H``; a quantity of which nothing is known is missing.
     """
     if run.has("summary"):
-        noted = run.record("summary")["values"].get("known")
-        if noted is not None:
-            return {
-                matrix: {quantity: Known(**entry) for quantity, entry in row.items()}
-                for matrix, row in noted.items()
-            }
-    return found(run)
-
-
-def found(run: RunDirectory) -> Table:
-    """The best known values from the stages themselves."""
-    measured = {
-        name: spectra.restore(run.stage(f"spectrum-{name}"))
-        for name in spectra.MATRICES
-        if run.has(f"spectrum-{name}")
-    }
-    report = None
-    if run.has("sharpness"):
-        report = next(iter(sharpness.restore(run.stage("sharpness")).values()))
-    return of(measured, report)
+        return run.result("summary", Summary).known
+    report = sharpness.sharpness_of(run)
+    return of(spectra.spectra_of(run), None if report is None else report.own)
 
 
 def of(measured: Mapping[str, Spectrum], report: SharpnessReport | None) -> Table:
@@ -96,11 +86,6 @@ def of(measured: Mapping[str, Spectrum], report: SharpnessReport | None) -> Tabl
     if report is not None:
         table["G"][LOG_DETERMINANT] = log_determinant_of(spectrum, report)
     return table
-
-
-def to_json(table: Table) -> dict[str, Any]:
-    """The table for a stage's ``result.json``."""
-    return {name: {q: asdict(entry) for q, entry in row.items()} for name, row in table.items()}
 
 
 def improved(report: SharpnessReport, table: Table) -> SharpnessReport:

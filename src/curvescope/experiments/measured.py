@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,18 @@ from curvescope._checks import CurvescopeError
 from curvescope._state import evaluated
 from curvescope.experiments import known as best
 from curvescope.experiments import load, trained
+from curvescope.experiments.configuration import Analysis
+from curvescope.experiments.lock import held
 from curvescope.experiments.stages import sharpness as stage
 from curvescope.experiments.stages.context import derived
-from curvescope.experiments.store import KIND, RunDirectory
+from curvescope.experiments.store import RunDirectory
+from curvescope.identity import digest, file_digest
 from curvescope.problem import Problem
 from curvescope.sharpness.report import SharpnessReport, has_batch_statistics, sharpness
 from curvescope.sharpness.scores import scores
 
 FILE = "sharpness.json"
-_FORMAT = 1
 _BATCH = 500
-_STAGE = "sharpness"
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,15 @@ class Measuring:
     seed: int = 0
     tol: float = 1e-3
     probes: int = 16
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The contents of ``sharpness.json``: a report for each mode, of this training and no other."""
+
+    training: str  # the digest of its configuration and its final weights
+    measuring: Measuring
+    reports: tuple[SharpnessReport, ...]
 
 
 @dataclass(frozen=True)
@@ -88,35 +98,38 @@ def measured_run(
         CurvescopeError: If the folder is neither, or has nothing to compare yet.
     """
     config = _config(folder)
-    if config.get("kind") == KIND:
+    if config is None:
         return _of_analysis(folder, folder)
     if not again and _has_stage(folder / "analysis"):
         return _of_analysis(folder / "analysis", folder)
     trained.run_config(folder)
-    kept = None if again else _kept(folder, measuring)
+    identity = digest(
+        file_digest(folder / "config.json"),
+        file_digest(folder / "weights" / "final.safetensors"),
+    )
+    reports = None if again else _kept(folder, identity, measuring)
     source = "kept"
-    if kept is None:
+    if reports is None:
         splits = trained.load_run_data(folder, root=root, seed=data_seed)
-        kept = _measure(folder, config, splits, measuring, device, tell)
+        with held(folder):
+            reports = _measure(folder, config, splits, measuring, device, tell)
+            io.save(folder / FILE, Measured(identity, measuring, reports))
         source = "measured"
-        content = {
-            "format": _FORMAT,
-            "measuring": asdict(measuring),
-            "reports": {mode: report.to_dict() for mode, report in kept.items()},
-        }
-        io.write_json(folder / FILE, content)
     return MeasuredRun(
-        _name(folder), folder, _training(config), _predicting(kept), source, _all_of(config)
+        _name(folder), folder, _training(config), _predicting(reports), source, _all_of(config)
     )
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def _config(folder: Path) -> dict[str, Any] | None:
+    """The configuration of a training; None for an analysis."""
     where = f"compare {str(folder)!r}"
-    if not (folder / "config.json").is_file():
+    if not (folder / "config.json").exists():
         msg = f"{where}: is not the folder of a run; make one with curvescope train or analyse"
         raise CurvescopeError(msg)
     config = io.read_json(folder / "config.json")
-    if not isinstance(config, dict) or not (config.get("kind") == KIND or "recipe" in config):
+    if io.header(config) == Analysis.__name__:
+        return None
+    if not isinstance(config, dict) or "recipe" not in config:
         msg = f"{where}: is neither a training nor an analysis, but something else"
         raise CurvescopeError(msg)
     return config
@@ -128,25 +141,25 @@ def _name(folder: Path) -> str:
 
 
 def _has_stage(folder: Path) -> bool:
-    return (folder / "config.json").is_file() and RunDirectory(folder).has(_STAGE)
+    return (folder / "config.json").exists() and RunDirectory(folder).has(stage.NAME)
 
 
 def _of_analysis(folder: Path, shown: Path) -> MeasuredRun:
     run = RunDirectory(folder)
-    if not run.has(_STAGE):
+    measured = stage.sharpness_of(run)
+    if measured is None:
         msg = (
             f"compare {str(folder)!r}: the analysis has not measured the sharpness yet; go on with "
             "curvescope analyse"
         )
         raise CurvescopeError(msg)
-    parent = folder.resolve().parent / "config.json"
-    above = io.read_json(parent) if parent.is_file() else {}
-    known = _training(above) if isinstance(above, dict) and "recipe" in above else {}
-    own = {"network": run.config["model"]["name"], "data": run.config["data"]["name"]}
-    reports = stage.restore(run.stage(_STAGE))
-    first = next(iter(reports))  # that of the spectra
-    reports[first] = best.improved(reports[first], best.known(run))
-    fitted = int(run.config["data"]["samples"])
+    above = folder.resolve().parent
+    config = _config(above) if (above / "config.json").exists() else None
+    known = {} if config is None else _training(config)
+    own = {"network": run.config.model.name, "data": run.config.data.name}
+    first, *others = measured.reports
+    reports = (best.improved(first, best.known(run)), *others)
+    fitted = run.config.data.samples
     return MeasuredRun(
         _name(folder), shown, {**own, **known}, _predicting(reports), "analysis", fitted
     )
@@ -171,16 +184,13 @@ def _training(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _kept(folder: Path, measuring: Measuring) -> dict[str, SharpnessReport] | None:
-    file = folder / FILE
-    if not file.is_file():
+def _kept(folder: Path, identity: str, measuring: Measuring) -> tuple[SharpnessReport, ...] | None:
+    """What was measured of this training in this way; None where nothing was."""
+    if not (folder / FILE).exists():
         return None
-    found = io.read_json(file)
-    if not isinstance(found, dict) or found.get("format") != _FORMAT:
-        return None
-    if found.get("measuring") != asdict(measuring) or not isinstance(found.get("reports"), dict):
-        return None
-    return {mode: SharpnessReport.from_dict(r) for mode, r in found["reports"].items()}
+    kept = io.load(folder / FILE, Measured, remedy="--again measures it anew")
+    same = (kept.training, kept.measuring) == (identity, measuring)
+    return kept.reports if same else None
 
 
 def _measure(
@@ -190,7 +200,7 @@ def _measure(
     measuring: Measuring,
     device: str,
     tell: Callable[[str], None],
-) -> dict[str, SharpnessReport]:
+) -> tuple[SharpnessReport, ...]:
     model = evaluated(trained.load_run(folder).to(load.choose_device(device)))
     recipe, few = config["recipe"], splits.train
     if measuring.samples is not None:
@@ -215,7 +225,7 @@ def _measure(
         )
     # The gaps are those to all training data, also where the curvature is that of a part.
     reports["eval"] = replace(reports["eval"], train=scores(problem(splits.train)))
-    return reports
+    return tuple(reports.values())
 
 
 def _batches(data: Any, size: int) -> list[tuple[Tensor, Tensor]]:
@@ -228,9 +238,10 @@ def _batches(data: Any, size: int) -> list[tuple[Tensor, Tensor]]:
     return [pair for pair in zip(X.split(size), y.split(size), strict=True) if len(pair[1]) > 1]
 
 
-def _predicting(reports: Mapping[str, SharpnessReport]) -> dict[str, SharpnessReport]:
+def _predicting(reports: Sequence[SharpnessReport]) -> dict[str, SharpnessReport]:
     """Every report with the losses and errors of eval mode, if that was measured."""
-    if "eval" not in reports:
-        return dict(reports)
-    own = reports["eval"]
-    return {mode: replace(r, train=own.train, test=own.test) for mode, r in reports.items()}
+    by_mode = {report.mode: report for report in reports}
+    own = by_mode.get("eval")
+    if own is None:
+        return by_mode
+    return {mode: replace(r, train=own.train, test=own.test) for mode, r in by_mode.items()}

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import hypot, isfinite
+from typing import Literal, get_args
 
 import torch
 
+from curvescope._checks import AnyFloat
 from curvescope.experiments.checks import Number, plus_minus
 from curvescope.experiments.stages.spectra import MATRICES, Spectrum
 from curvescope.sharpness.measures import CurvatureMeasures
@@ -25,7 +27,8 @@ QUANTITIES = (LARGEST, SMALLEST, TRACE, MEAN, FROBENIUS, MEAN_SQUARE, ABSOLUTE, 
 NEAR = 0.01
 """Eigenvalues below this part of the spectral norm are small."""
 
-_ORDER = ("exact", "converged", "estimate", "at most", "at least")
+How = Literal["exact", "converged", "estimate", "at most", "at least"]
+_ORDER = get_args(How)
 
 
 @dataclass(frozen=True)
@@ -42,9 +45,9 @@ class Known:
     53.6 ± 1.5; ≤ 0.31
     """
 
-    value: float
-    error: float = 0.0
-    how: str = "exact"
+    value: AnyFloat
+    error: AnyFloat = 0.0
+    how: How = "exact"
     source: str = ""
 
     def __str__(self) -> str:
@@ -96,11 +99,12 @@ def end_of_pairs(spectrum: Spectrum, *, upper: bool) -> Known:
     sign = 1.0 if upper else -1.0
     values = sign * spectrum.measure.outliers.double()
     best, residual = float(values.max()), float(spectrum.residuals[values.argmax()])
-    how = "converged" if spectrum.converged else "estimate"
+    how: How = "converged" if spectrum.converged else "estimate"
     if best > 0 or not bool(values.any()):
         return Known(sign * best + 0.0, residual, how, "the eigenpairs of largest magnitude")
     words = "no eigenpair of largest magnitude has this sign"
-    return Known(sign * float(values.abs().min()), 0.0, "at most" if upper else "at least", words)
+    side: How = "at most" if upper else "at least"
+    return Known(sign * float(values.abs().min()), 0.0, side, words)
 
 
 def end_of(
@@ -145,7 +149,7 @@ def traces_of(
         found["H"] = shared if shared is None else replace(shared, source=_JOINED[shared.how])
         found["E"] = Known(0.0, source="E has no diagonal")
     elif (g := found["G"]) is not None and (e := found["E"]) is not None:
-        how = "exact" if g.how == e.how == "exact" else "estimate"
+        how: How = "exact" if g.how == e.how == "exact" else "estimate"
         total = Known(g.value + e.value, hypot(g.error, e.error), how, "tr G + tr E")
         found["H"] = best([found["H"], total])
     return {name: entry for name, entry in found.items() if entry is not None}

@@ -5,7 +5,7 @@ are JSON and safetensors, read strictly; ``codec`` turns frozen dataclasses into
 by their annotations; ``stored`` is a dataclass in a file, with its type, format and checksum.
 """
 
-from curvescope.io.codec import decode, encode
+from curvescope.io.codec import decode, encode, readable
 from curvescope.io.files import (
     PathLike,
     atomic,
@@ -57,6 +57,7 @@ __all__ = [
     "read_json",
     "read_json_lines",
     "read_tensors",
+    "readable",
     "remove_parts",
     "save",
     "tensor_bytes",

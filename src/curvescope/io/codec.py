@@ -90,6 +90,30 @@ def decode(kind: type[T], plain: Any, tensors: Mapping[str, Tensor] | None = Non
     return value
 
 
+def readable(value: Any, kind: Any = None) -> Any:
+    """A dataclass as plain JSON for readers: vectors in full, larger tensors by their shape.
+
+    >>> import dataclasses, torch
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Spectrum:
+    ...     values: Tensor
+    >>> readable(Spectrum(torch.arange(3)))
+    {'values': [0, 1, 2]}
+    """
+    plain, tensors = encode(value, kind)
+
+    def shown(plain: Any, at: str) -> Any:
+        if at in tensors and tensors[at].ndim < 2:
+            return tensors[at].tolist()
+        if isinstance(plain, dict):
+            return {name: shown(each, _under(at, name)) for name, each in plain.items()}
+        if isinstance(plain, list):
+            return [shown(each, _under(at, i)) for i, each in enumerate(plain)]
+        return plain
+
+    return shown(plain, "")
+
+
 # The two directions: what is said of one is said of the other ---------------------------------
 
 
@@ -98,7 +122,7 @@ def _write(kind: Any, value: Any, at: str, tensors: dict[str, Tensor], finite: b
     if origin is Annotated:
         return _write(arguments[0], value, at, tensors, finite and NOT_FINITE not in arguments)
     if kind is Any:
-        return _plain(value, at, finite)
+        return _plain(value, at)
     if kind is Tensor:
         return _put(value, at, tensors)
     if kind in _WORDS:
@@ -128,7 +152,7 @@ def _read(kind: Any, plain: Any, at: str, left: dict[str, Tensor], finite: bool 
     if origin is Annotated:
         return _read(arguments[0], plain, at, left, finite and NOT_FINITE not in arguments)
     if kind is Any:
-        return _plain(plain, at, finite)
+        return _plain(plain, at)
     if kind is Tensor:
         return _take(plain, at, left)
     if kind in _WORDS:
@@ -214,16 +238,16 @@ def _named(value: Any, at: str) -> Mapping[str, Any]:
     return value
 
 
-def _plain(value: Any, at: str, finite: bool) -> Any:
-    """JSON as it is, with arrays for tuples."""
+def _plain(value: Any, at: str) -> Any:
+    """JSON as it is, with arrays for tuples; its numbers may be infinite or NaN."""
     if value is None or type(value) in (int, str, bool):
         return value
     if isinstance(value, list | tuple):
-        return [_plain(entry, _under(at, i), finite) for i, entry in enumerate(value)]
+        return [_plain(entry, _under(at, i)) for i, entry in enumerate(value)]
     if isinstance(value, Mapping):
         named = _named(value, at)
-        return {name: _plain(entry, _under(at, name), finite) for name, entry in named.items()}
-    return _primitive(float, value, at, finite)
+        return {name: _plain(entry, _under(at, name)) for name, entry in named.items()}
+    return _primitive(float, value, at, finite=False)
 
 
 def _put(value: Any, at: str, tensors: dict[str, Tensor]) -> dict[str, Any]:

@@ -62,7 +62,9 @@ def tensor_bytes(
             msg = f"{where}: metadata {key!r} must be a text, got {type(text).__name__}"
             raise CurvescopeError(msg)
     plain = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
-    return _with_texts(safetensors.torch.save(plain), {**texts, _KEY: checksum(plain, texts)})
+    return _with_texts(
+        safetensors.torch.save(plain), {**texts, _KEY: checksum(plain, sorted(texts.items()))}
+    )
 
 
 def _with_texts(raw: bytes, texts: Mapping[str, str]) -> bytes:
@@ -106,7 +108,7 @@ def read_tensors(
     if noted is None and ours:
         msg = f"{str(path)!r}: has no checksum; it is damaged, or not from this version"
         raise CurvescopeError(msg)
-    if noted is not None and noted != checksum(tensors, metadata):
+    if noted is not None and noted != checksum(tensors, sorted(metadata.items())):
         msg = f"{str(path)!r}: is damaged, its checksum is wrong; restore it or make it anew"
         raise CurvescopeError(msg)
     return tensors, metadata

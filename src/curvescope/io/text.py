@@ -54,10 +54,12 @@ def encoded(path: PathLike, obj: Any, *, indent: int | None) -> str:
 def canonical(plain: Any) -> bytes:
     """The bytes that a checksum of plain JSON is taken of: they do not depend on the layout.
 
+    The order of names counts, since readers show them in this order.
+
     >>> canonical({"b": [1, 2.5], "a": None})
-    b'{"a":null,"b":[1,2.5]}'
+    b'{"b":[1,2.5],"a":null}'
     """
-    text = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    text = json.dumps(plain, separators=(",", ":"), ensure_ascii=False)
     return text.encode()
 
 

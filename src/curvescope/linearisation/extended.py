@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from curvescope._checks import CurvescopeError
+from curvescope._checks import Inapplicable
 from curvescope.problem.losses import BinaryLogistic, CrossEntropy, Loss, LossAt
 
 
@@ -65,7 +65,7 @@ def extended(loss: Loss, z: Tensor, target: Any, where: str = "extended") -> Ext
             f"{where}: needs classes, that is loss='cross_entropy' or 'binary_logistic', got "
             f"{loss.name!r}"
         )
-        raise CurvescopeError(msg)
+        raise Inapplicable(msg)
     at = loss.at(z, target)
     logits = at.terms(z[None])[0]
     if isinstance(loss, BinaryLogistic):
@@ -77,7 +77,7 @@ def extended(loss: Loss, z: Tensor, target: Any, where: str = "extended") -> Ext
     C = logits.shape[1]
     if C < 2:
         msg = f"{where}: needs at least two classes, got an output {list(z.shape)}"
-        raise CurvescopeError(msg)
+        raise Inapplicable(msg)
     slope = _uninformed(loss, z, target)
     ignored = (slope == 0).all(1)
     labels = slope.argmin(1).masked_fill(ignored, -1)

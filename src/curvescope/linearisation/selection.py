@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from curvescope._checks import CurvescopeError
+from curvescope._checks import CurvescopeError, Inapplicable
 from curvescope.linearisation.patches import KINDS, supported
 from curvescope.problem.problem import Problem
 
 
-class UnsupportedLayer(CurvescopeError):
+class UnsupportedLayer(Inapplicable):
     """The layer has no closed form in this network; the message says why."""
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from curvescope import _checks
-from curvescope._checks import CurvescopeError
+from curvescope._checks import CurvescopeError, MemoryLimitError
 from curvescope._state import tuned_kernels
 from curvescope.linearisation import memory
 from curvescope.linearisation.batch import Columns, GraphBatch, LinearisedBatch, TapeBatch
@@ -249,7 +249,7 @@ class Sweep:
                     "keep=True: the linearisation does not fit into half of the free memory "
                     f"({footprint}); use keep=False or less data"
                 )
-                raise CurvescopeError(msg)
+                raise MemoryLimitError(msg)
             log.info("streaming, the linearisation does not fit: %s", footprint)
             return False
         log.info("keeping the linearisation: %s", footprint)

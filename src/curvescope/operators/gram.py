@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from curvescope._checks import CurvescopeError
+from curvescope._checks import MemoryLimitError
 from curvescope.linearisation import memory
 from curvescope.linearisation.outputs import GradientOuter, LossHessian, OutputMatrix
 from curvescope.linearisation.roots import root
@@ -159,7 +159,7 @@ class GramForm:
         """``K: [size, size]`` in float64 on the problem's device.
 
         Raises:
-            CurvescopeError: if it does not fit into the free memory.
+            MemoryLimitError: if it does not fit into the free memory.
         """
         footprint = self.footprint()
         if not footprint.fits:
@@ -167,7 +167,7 @@ class GramForm:
                 f"GramForm: the Gram matrix does not fit ({footprint}); take fewer samples, or "
                 "spectral_measure and eigenpairs, which need products only"
             )
-            raise CurvescopeError(msg)
+            raise MemoryLimitError(msg)
         n, device = self.size, self.source.problem.device
         K = torch.zeros(n, n, dtype=torch.float64, device=device)
         blocks = self.source.blocks()

@@ -115,10 +115,10 @@ def _spectra(runs: Sequence[Found], names: list[str]) -> Section | None:
     for matrix in spectra.MATRICES:
         found = {}
         for run, name in zip(runs, names, strict=True):
-            if run.kind == "analysis" and (directory := RunDirectory(run.path)).has(
-                f"spectrum-{matrix}"
+            if run.kind == "analysis" and matrix in (
+                there := spectra.spectra_of(RunDirectory(run.path))
             ):
-                found[name] = spectra.restore(directory.stage(f"spectrum-{matrix}"))
+                found[name] = there[matrix]
         if found:
             title = f"Spectral density of {matrix}"
             panel = pictures.spectra_panel(found, title=title, by_matrix=False)

@@ -11,6 +11,7 @@ from curvescope.experiments.demo import Demonstration, column
 from curvescope.experiments.known import known
 from curvescope.experiments.quantities import LARGEST, SMALLEST
 from curvescope.experiments.stages import spectra
+from curvescope.experiments.stages.overview import Overview
 from curvescope.experiments.store import RunDirectory
 from curvescope.reports import pictures
 from curvescope.reports.blocks import (
@@ -53,7 +54,7 @@ def write_demonstration(found: Demonstration, *, figures: bool | None = None) ->
         title="Demonstration",
         sections=_sections(found),
         heading="A demonstration of curvescope",
-        under=f"seed {found.runs[0].config['seed']}, embedded digits of MNIST",
+        under=f"seed {found.runs[0].config.seed}, embedded digits of MNIST",
     )
     target = found.path / "report.html"
     with io.atomic(target) as temporary:
@@ -73,7 +74,7 @@ def _sections(found: Demonstration) -> list[Section]:
 
 def _named(found: Demonstration) -> dict[str, RunDirectory]:
     """The analyses by their networks' names; by their folders too where two are of one network."""
-    names = [str(run.config["model"]["name"]) for run in found.runs]
+    names = [run.config.model.name for run in found.runs]
     return {
         name if names.count(name) == 1 else f"{name} ({run.path.parent.name})": run
         for name, run in zip(names, found.runs, strict=True)
@@ -98,7 +99,7 @@ def _networks(found: Demonstration) -> Section:
             for name, run in runs.items()
         ]
     )
-    samples = found.runs[0].config["data"]["samples"]
+    samples = found.runs[0].config.data.samples
     seen = (
         f"{listed(list(runs))} were trained on the same digits; then H, the Hessian of the loss of "
         f"{samples:,} of them, its Gauss–Newton part G and the rest E = H − G were measured."
@@ -132,13 +133,11 @@ def _spectra(found: Demonstration) -> Section:
     runs = _named(found)
     ends = [short(known(run)["H"][LARGEST].value, 3) for run in runs.values()]
     for matrix in ("H", "E"):
-        restored = {
-            name: spectra.restore(run.stage(f"spectrum-{matrix}")) for name, run in runs.items()
-        }
+        restored = {name: spectra.spectra_of(run)[matrix] for name, run in runs.items()}
         title = f"Spectral density of {matrix}"
         panel = pictures.spectra_panel(restored, title=title, by_matrix=False)
         blocks.append(Chart(f"spectrum-{matrix}", title, panel))
-    outputs = found.runs[0].stage("overview").values["outputs"]
+    outputs = found.runs[0].result("overview", Overview).outputs
     seen = (
         f"A bulk at zero and outliers up to {listed(ends)}, marked at the foot; “bulk” looks at "
         "what lies between them, “log |λ|” at the smallest."
@@ -152,8 +151,7 @@ def _spectra(found: Demonstration) -> Section:
 
 
 def _verdict(run: RunDirectory, classes: int) -> str:
-    restored = {name: spectra.restore(run.stage(f"spectrum-{name}")) for name in spectra.MATRICES}
-    text = verdict(restored, known(run), classes)
+    text = verdict(spectra.spectra_of(run), known(run), classes)
     return f"{text[:1].lower()}{text[1:]}"
 
 
@@ -162,9 +160,10 @@ def _training(found: Demonstration) -> Section:
     epochs = {name: epochs_of(run.path.parent) for name, run in runs.items()}
     ends, slopes = [], []
     for name, run in runs.items():
-        values = run.record("overview")["values"]
-        ends.append(f"{name} {percent(1 - values['fits']['test']['error'])}")
-        slopes.append(short(values["gradient norm"], 2))
+        overview = run.result("overview", Overview)
+        if overview.test is not None and overview.test.error is not None:
+            ends.append(f"{name} {percent(1 - overview.test.error)}")
+        slopes.append(short(overview.gradient_norm, 2))
     seen = f"After the last epoch, so many test digits are right: {listed(ends)}."
     expected = (
         "Curvature is measured at the end of training, which need not be a minimum: the gradient "

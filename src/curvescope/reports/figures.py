@@ -9,9 +9,11 @@ from pathlib import Path
 from curvescope import figures as drawing
 from curvescope import io
 from curvescope._checks import CurvescopeError
-from curvescope.experiments.stages import class_layers, class_structure, layers
-from curvescope.experiments.stages import spectra as spectrum_stage
-from curvescope.experiments.store import RunDirectory
+from curvescope.experiments.stages.class_layers import ClassLayerFindings
+from curvescope.experiments.stages.class_structure import ClassFindings
+from curvescope.experiments.stages.layers import LayerFindings
+from curvescope.experiments.stages.spectra import Spectrum
+from curvescope.experiments.store import Finding, RunDirectory
 from curvescope.figures import style
 from curvescope.figures.draw import draw
 from curvescope.figures.model import Picture
@@ -66,17 +68,20 @@ def figures_of(run: RunDirectory) -> Iterator[Picture]:
     """The figures that the finished stages allow, in their order; all spectra together at last."""
     matrices = {}
     for name in run.stages:
-        stage = run.stage(name)
         if name.startswith("spectrum-"):
-            spectrum = spectrum_stage.restore(stage)
+            spectrum = run.result(name, Spectrum)
             matrices[spectrum.name] = spectrum
             if not spectrum.vanishes:
                 yield pictures.spectra(name, {spectrum.name: spectrum})
-        elif name.startswith("layer-") and (layer := layers.restore(stage)):
+        elif name.startswith("layer-") and (
+            layer := run.result(name, Finding[LayerFindings]).value
+        ):
             yield pictures.layer(name, layer)
-        elif name == "classes" and (whole := class_structure.restore(stage)):
+        elif name == "classes" and (whole := run.result(name, Finding[ClassFindings]).value):
             yield pictures.attribution(name, whole)
-        elif name.startswith("classes-") and (each := class_layers.restore(stage)):
+        elif name.startswith("classes-") and (
+            each := run.result(name, Finding[ClassLayerFindings]).value
+        ):
             yield pictures.class_layer(name, each)
     matrices = {name: found for name, found in matrices.items() if not found.vanishes}
     if matrices:

@@ -62,15 +62,6 @@ def write_report(path: io.PathLike, *, figures: bool | None = None) -> Path:
     Raises:
         CurvescopeError: If it is no run directory, or jinja2 (or matplotlib, if asked for) is
             missing.
-
-    >>> import tempfile
-    >>> from curvescope.experiments.store import open_for_work
-    >>> config = {"stages": [], "model": {"name": "net"}, "data": {"name": "digits"}, "loss": "mse"}
-    >>> place = tempfile.mkdtemp()
-    >>> with open_for_work(place, {**config, "seed": 0, "dtype": "float32"}):
-    ...     report = write_report(place, figures=False)
-    >>> report.name, "<h1>net on digits</h1>" in report.read_text("utf-8")
-    ('report.html', True)
     """
     run = RunDirectory(path)
     page = render(run)
@@ -88,8 +79,8 @@ def render(run: RunDirectory, *, home: str = "") -> str:
     """The report as HTML; ``home`` is the address of a list of runs, if there is one."""
     sections = [section for module in _SECTIONS if (section := module.build(run)) is not None]
     config = run.config
-    heading = f"{config['model']['name']} on {config['data']['name']}"
-    under = f"{config['loss'].replace('_', '-')} loss, seed {config['seed']}, {config['dtype']}"
+    heading = f"{config.model.name} on {config.data.name}"
+    under = f"{config.loss.replace('_', '-')} loss, seed {config.seed}, {config.dtype}"
     return fill(
         "report.html.j2",
         title=heading,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Mapping
@@ -11,14 +12,16 @@ from typing import Any
 
 from curvescope import io
 from curvescope._checks import CurvescopeError
+from curvescope.experiments.configuration import Analysis
 from curvescope.experiments.known import known
 from curvescope.experiments.lock import busy
 from curvescope.experiments.quantities import LARGEST, TRACE
-from curvescope.experiments.store import KIND, RunDirectory
+from curvescope.experiments.stages.overview import Overview
+from curvescope.experiments.store import RunDirectory
 from curvescope.reports.training import network_of, result_of, training_config
 
 _DEEPEST = 6
-_DAMAGE = (CurvescopeError, KeyError, TypeError, ValueError, IndexError, AttributeError)
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE)
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ def find_runs(root: Path) -> list[Found]:
         msg = f"view {str(root)!r}: is not a folder that can be read ({error.strerror})"
         raise CurvescopeError(msg) from None
     found = []
-    for folder, below, files in os.walk(root, followlinks=False):
+    for folder, below, files in os.walk(root, onerror=_exhausted, followlinks=False):
         place = Path(folder)
         depth = len(place.relative_to(root).parts)
         below[:] = sorted(
@@ -78,6 +81,12 @@ def find_runs(root: Path) -> list[Found]:
             if run is not None:
                 found.append(run)
     return sorted(found, key=lambda run: run.id)
+
+
+def _exhausted(error: OSError) -> None:
+    """A folder that cannot be read is left out; without descriptors none could be."""
+    if error.errno in _EXHAUSTED:
+        raise error
 
 
 def contained(root: Path, folder: Path) -> bool:
@@ -102,44 +111,57 @@ def _leading_out(root: Path, place: Path) -> Found | None:
 
 
 def _describe(root: Path, place: Path) -> Found | None:
-    """One run; None for someone else's ``config.json``."""
+    """One run; None for someone else's ``config.json``. A bad run is one bad row of the list."""
     name = place.relative_to(root).as_posix()
+    kind = ""
     try:
-        config = io.read_json(place / "config.json")
-    except CurvescopeError as error:
-        # Not JSON: a run's if the rest of the folder is, else someone else's.
-        ours = (place / "stages").is_dir() or (place / "weights").is_dir()
-        return _damaged(name, place, {}, error) if ours else None
-    if not isinstance(config, dict):
-        return None
-    try:
-        if config.get("kind") == KIND:
+        kind = kind_of(place)
+        if kind == "analysis":
             return _analysis(name, RunDirectory(place))
-        if "recipe" in config and "network" in config:
-            return _training(name, place)
-    except _DAMAGE as error:
-        return _damaged(name, place, config, error)
-    return None
+        return _training(name, place) if kind else None
+    except Exception as error:  # whatever is wrong with it, the other runs are shown
+        if not kind and not _looks_like_ours(place):
+            return None
+        return _damaged(name, place, kind, error)
 
 
-def _damaged(name: str, place: Path, config: Mapping[str, Any], error: Exception) -> Found:
+def kind_of(place: Path) -> str:
+    """``"analysis"``, ``"training"``, or nothing for a ``config.json`` of someone else.
+
+    Raises:
+        CurvescopeError: If it cannot be read.
+    """
+    config = io.read_json(place / "config.json")
+    if io.header(config) == Analysis.__name__:
+        return "analysis"
+    if not isinstance(config, dict):
+        return ""
+    if config.get("kind") == "analysis":  # of an earlier version, which is refused with its reason
+        return "analysis"
+    return "training" if "recipe" in config and "network" in config else ""
+
+
+def _looks_like_ours(place: Path) -> bool:
+    return (place / "stages").is_dir() or (place / "weights").is_dir()
+
+
+def _damaged(name: str, place: Path, kind: str, error: Exception) -> Found:
     """What can be said of a run that cannot be read."""
-    kind = "training" if "recipe" in config or (place / "weights").is_dir() else "analysis"
-    format = config.get("format")
-    if kind == "analysis" and isinstance(format, int) and format > 1:
-        state = f"made by a later version (format {format}): update curvescope"
-    else:
-        state = "damaged: a file of it is missing, or not what it should be"
-        if isinstance(error, CurvescopeError):  # its beginning, without the folder, says enough
-            words = str(error).replace(f"{place}{os.sep}", "").replace(str(place), name)
-            state = f"damaged: {re.split(r' [(]|; ', words)[0]}"
+    kind = kind or ("training" if (place / "weights").is_dir() else "analysis")
+    state = "damaged: a file of it is missing, or not what it should be"
+    if isinstance(error, CurvescopeError):  # its beginning, without the folder, says enough
+        words = str(error).replace(f"{place}{os.sep}", "").replace(str(place), name)
+        state = f"damaged: {re.split(r' [(]|; ', words)[0]}"
+        if " has format " in words:
+            state = f"made by another version: {re.split('; ', words)[0]}"
     return Found(name, place, kind, "–", "–", "–", state, {}, whole=False)
 
 
 def _analysis(name: str, run: RunDirectory) -> Found:
     numbers: dict[str, str] = {}
     if run.has("overview"):
-        numbers |= _fits(run.record("overview")["values"]["fits"])
+        for split, fit in run.result("overview", Overview).fits.items():
+            numbers |= _fit(split, fit.loss, fit.error)
     row = known(run).get("H", {})
     for label, quantity in (("λ_max(H)", LARGEST), ("tr H", TRACE)):
         if quantity in row:
@@ -154,9 +176,9 @@ def _analysis(name: str, run: RunDirectory) -> Found:
         name,
         run.path,
         "analysis",
-        str(config["model"]["name"]),
-        str(config["data"]["name"]),
-        str(config["seed"]),
+        config.model.name,
+        config.data.name,
+        str(config.seed),
         state,
         numbers,
     )
@@ -168,13 +190,9 @@ def _training(name: str, place: Path) -> Found:
     state = "running" if busy(place) else "stopped"
     if result is not None:
         state = "finished" if result["diverged"] is None else "diverged"
-        numbers |= _fits(
-            {
-                split: {"loss": fit["loss"], "error": _error(fit)}
-                for split in ("train", "test")
-                if (fit := result[split])
-            }
-        )
+        for split in ("train", "test"):
+            if fit := result[split]:
+                numbers |= _fit(split, fit["loss"], _error(fit))
     return Found(
         name,
         place,
@@ -192,10 +210,8 @@ def _error(fit: Mapping[str, Any]) -> float | None:
     return None if accuracy is None else 1 - accuracy
 
 
-def _fits(fits: Mapping[str, Any]) -> dict[str, str]:
-    numbers = {}
-    for split, fit in fits.items():
-        numbers[f"{split} loss"] = f"{fit['loss']:.4g}"
-        if fit["error"] is not None:
-            numbers[f"{split} error"] = f"{100 * fit['error']:.2f} %"
+def _fit(split: str, loss: float, error: float | None) -> dict[str, str]:
+    numbers = {f"{split} loss": f"{loss:.4g}"}
+    if error is not None:
+        numbers[f"{split} error"] = f"{100 * error:.2f} %"
     return numbers

@@ -13,6 +13,7 @@ import hmac
 import ipaddress
 import re
 import secrets
+import time
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -41,8 +42,13 @@ _HEADERS = {
 }
 
 
+_PLAIN = "text/plain; charset=utf-8"
 _BODY = 1 << 16
 """Bytes of a refused request's body that are read, so that its sender sees the answer."""
+
+
+_PAUSE = 0.1
+"""Seconds until a connection is asked for again that there was no descriptor for."""
 
 
 class Refused(Exception):
@@ -85,6 +91,14 @@ class Viewer(ThreadingHTTPServer):
         host, port = self.server_address[:2]
         return f"http://{host!s}:{port}/{self.token}/"
 
+    def get_request(self) -> tuple[Any, Any]:
+        """The next connection; without a descriptor for it, wait instead of asking at once."""
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(_PAUSE)
+            raise
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that goes away in the middle of an answer is no news."""
 
@@ -109,8 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 30
     server_version = "curvescope"
     sys_version = ""
-    error_content_type = "text/plain; charset=utf-8"
-    error_message_format = "%(code)d %(message)s\n"
+    default_request_version = "HTTP/1.0"  # the default before that, 0.9, has no headers
 
     def do_GET(self) -> None:
         """Answer, or refuse with a status and no word about the reason."""
@@ -139,13 +152,24 @@ class _Handler(BaseHTTPRequestHandler):
     def _reply(self, answer: Callable[[], tuple[bytes, str]]) -> None:
         try:
             body, kind = answer()
-            status = HTTPStatus.OK
         except Refused as refusal:
-            status = refusal.status
-            body, kind = f"{status.value} {status.phrase}\n".encode(), "text/plain; charset=utf-8"
+            self._refuse(refusal.status)
         except CurvescopeError as error:  # a run that was damaged or removed meanwhile
-            status = HTTPStatus.CONFLICT
-            body, kind = f"{error}\n".encode(), "text/plain; charset=utf-8"
+            self._send(HTTPStatus.CONFLICT, f"{error}\n".encode(), _PLAIN)
+        except OSError:  # no descriptors left, say
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE)
+        else:
+            self._send(HTTPStatus.OK, body, kind)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What Python's own server says of a request that it cannot read: the status, no more."""
+        self.close_connection = True
+        self._refuse(HTTPStatus(code))
+
+    def _refuse(self, status: HTTPStatus) -> None:
+        self._send(status, f"{status.value} {status.phrase}\n".encode(), _PLAIN)
+
+    def _send(self, status: HTTPStatus, body: bytes, kind: str) -> None:
         self.send_response(status)
         for name, value in _HEADERS.items():
             self.send_header(name, value)

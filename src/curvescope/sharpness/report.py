@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from curvescope.problem import Problem
 from curvescope.sharpness.measures import CurvatureMeasures, estimated_measures, exact_measures
 from curvescope.sharpness.scores import Scores, WeightNorms, on_other_data, scores, weight_norms
 from curvescope.spectra import ExactSpectrum, exact_spectrum, logdet
-from curvescope.spectra.control import Status
 from curvescope.spectra.estimate import Estimate
 
 EXACT_UP_TO = 1000
@@ -55,33 +54,6 @@ class SharpnessReport:
         if self.test is None or self.test.error is None or self.train.error is None:
             return None
         return _difference(self.test.error, self.train.error)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, texts and dictionaries, for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> SharpnessReport:
-        """The report that :meth:`to_dict` was called on.
-
-        Raises:
-            CurvescopeError: If something is missing.
-        """
-        try:
-            return cls(
-                **{
-                    **data,
-                    "hessian": _measures(data["hessian"]),
-                    "gauss_newton": _measures(data["gauss_newton"]),
-                    "log_determinant": _estimate(data["log_determinant"]),
-                    "weights": WeightNorms(**data["weights"]),
-                    "train": _scores(data["train"]),
-                    "test": None if data["test"] is None else _scores(data["test"]),
-                }
-            )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            msg = f"SharpnessReport.from_dict: this is not a saved report ({error!r})"
-            raise CurvescopeError(msg) from None
 
 
 def sharpness(
@@ -211,23 +183,4 @@ def _difference(a: Estimate[float], b: Estimate[float]) -> Estimate[float]:
     """``a − b`` of independent estimates."""
     return Estimate(
         a.value - b.value, (a.stderr**2 + b.stderr**2) ** 0.5, 0, min(a.probes, b.probes)
-    )
-
-
-# Reading saved reports --------------------------------------------------------------------------
-
-
-def _estimate(data: dict[str, Any]) -> Estimate[float]:
-    return Estimate(**{**data, "status": Status(data["status"])})
-
-
-def _measures(data: dict[str, Any]) -> CurvatureMeasures:
-    sums = {name: _estimate(value) for name, value in data.items() if name != "dimension"}
-    return CurvatureMeasures(dimension=data["dimension"], **sums)
-
-
-def _scores(data: dict[str, Any]) -> Scores:
-    error = data["error"]
-    return Scores(
-        _estimate(data["loss"]), None if error is None else _estimate(error), data["samples"]
     )

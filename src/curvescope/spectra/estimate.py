@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
+from curvescope._checks import NOT_FINITE, AnyFloat
 from curvescope.spectra.control import Status
 
 T = TypeVar("T", float, Tensor)
@@ -21,12 +22,12 @@ class Estimate(Generic[T]):
     bounds an error that more probes do not lower (0 for unbiased estimators).
     """
 
-    value: T
-    stderr: T
+    value: Annotated[T, NOT_FINITE]
+    stderr: Annotated[T, NOT_FINITE]
     products: int
     probes: int
     status: Status = Status.DONE
-    bias: float = 0.0
+    bias: AnyFloat = 0.0
 
 
 class Samples:

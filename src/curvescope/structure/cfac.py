@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from curvescope._checks import AnyFloat
 from curvescope._state import full_precision
 from curvescope.linearisation.layers import linear_layers, record_layers
 from curvescope.linearisation.outputs import LossHessian
@@ -77,9 +78,9 @@ class Misalignment:
     ``‖G^l − Ĝ‖_F / ‖G^l‖_F``.
     """
 
-    distance: float
-    outliers: float
-    frobenius: float
+    distance: AnyFloat
+    outliers: AnyFloat
+    frobenius: AnyFloat
 
 
 @dataclass(frozen=True)

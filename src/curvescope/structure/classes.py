@@ -27,7 +27,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from curvescope._checks import CurvescopeError
+from curvescope._checks import CurvescopeError, MemoryLimitError
 from curvescope._state import full_precision
 from curvescope.linearisation import memory, samples
 from curvescope.linearisation.extended import Extended, extended, merge, scatter
@@ -188,7 +188,7 @@ class _Means:
                 f"{memory.readable(needed)}, {memory.readable(free)} are free; restrict the "
                 "problem to a layer with problem.restrict(name)"
             )
-            raise CurvescopeError(msg)
+            raise MemoryLimitError(msg)
         device = problem.device
         self._means = torch.zeros(classes, classes, P, dtype=problem.dtype, device=device)
         self._logs = torch.full((classes, classes), -torch.inf, dtype=torch.float64, device=device)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from curvescope._checks import CurvescopeError
+from curvescope._checks import CurvescopeError, Inapplicable
 from curvescope.linearisation.layers import (
     Capture,
     capture,
@@ -167,7 +167,7 @@ def _add_piece(
                     f"kronecker_factors: layer {name!r} needs the same number of positions in all "
                     f"batches, got {own.positions} and {seen.positions[name]}"
                 )
-                raise CurvescopeError(msg)
+                raise Inapplicable(msg)
             own.add_inputs(_some(seen.inputs[name], index, seen.samples), samples, terms)
     last = directions.shape[1] - 1
     for k in range(last + 1):

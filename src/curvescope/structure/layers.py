@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from curvescope._checks import CurvescopeError
+from curvescope._checks import Inapplicable
 from curvescope._state import full_precision
 from curvescope.linearisation import samples
 from curvescope.linearisation.extended import Extended, extended
@@ -153,7 +153,7 @@ def layer_moments(
                 "layer_statistics(problem): needs one label for each sample, got an output "
                 f"{list(z.shape)} with {len(e.labels) // len(z)} labels a sample"
             )
-            raise CurvescopeError(msg)
+            raise Inapplicable(msg)
         current[:] = [e]
         return e.directions.reshape(len(z), e.classes, *z.shape[1:])
 

@@ -194,7 +194,7 @@ def report(
     named = f"{key}-{_slug(solution.name)}-{mode}"
     file = settings.work / f"{named}-{settings.scale}-seed{settings.seed}.json"
     if file.is_file():
-        return SharpnessReport.from_dict(io.read_json(file))
+        return io.load(file, SharpnessReport)
     settings.tell(f"{solution.name}, {mode} mode: sharpness")
     found = sharpness(
         problem(solution.model, data[0], samples=samples, size=size, mode=mode),
@@ -203,7 +203,7 @@ def report(
         **options,
     )
     io.make_folder(file.parent)
-    io.write_json(file, found.to_dict())
+    io.save(file, found)
     return found
 
 
@@ -222,7 +222,7 @@ def loss_gap(report: SharpnessReport) -> float:
 
 def saved(reports: Mapping[str, SharpnessReport]) -> dict[str, Any]:
     """The reports as plain numbers, for an outcome."""
-    return {"reports": {name: report.to_dict() for name, report in reports.items()}}
+    return {"reports": {name: io.encode(report)[0] for name, report in reports.items()}}
 
 
 # Showing ----------------------------------------------------------------------------------------

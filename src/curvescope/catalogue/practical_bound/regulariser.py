@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import nn
 
+from curvescope import io
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
 from curvescope.catalogue.flatness import solutions
 from curvescope.catalogue.flatness.solutions import Solution, Splits
@@ -81,7 +82,7 @@ def run(settings: Settings) -> Outcome:
         "PP expect three times the cost of a plain step.",
     )
     numbers = {"start": asdict(start)} | {
-        f"penalty of {p.share:.0%}": {"η": p.weight, **p.report.to_dict()} for p in found
+        f"penalty of {p.share:.0%}": {"η": p.weight, **io.encode(p.report)[0]} for p in found
     }
     return Outcome(solutions.beside(settings, _rows(found)), (_picture(found),), numbers, notes)
 

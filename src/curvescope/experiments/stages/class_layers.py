@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import log
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from curvescope._checks import CurvescopeError
+from curvescope._checks import AnyFloat, Inapplicable
 from curvescope.experiments.stages.context import Context
-from curvescope.experiments.store import Outcome, Stage
+from curvescope.experiments.store import Finding, Outcome
 from curvescope.spectra.exact import ExactSpectrum
 from curvescope.spectra.measure import SpectralMeasure
 from curvescope.structure.cfac import LayerApproximation, Misalignment, layer_approximations
@@ -30,8 +29,8 @@ class Moment:
     class_: Tensor
     class_and_cross: Tensor
     outliers: int
-    separation: float
-    whitening: float
+    separation: AnyFloat
+    whitening: AnyFloat
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,8 @@ class ClassLayerFindings:
     classes: int
     moments: dict[str, Moment]  # "features", "errors"
     errors: dict[str, Misalignment]  # "KFAC", "CFAC"
-    class_cosine: float  # mean over classes
-    cross_cosine: float  # mean over pairs of different classes
+    class_cosine: AnyFloat  # mean over classes
+    cross_cosine: AnyFloat  # mean over pairs of different classes
     centres: Tensor  # [bins], eigenvalues
     densities: dict[str, Tensor]  # "G", "KFAC", "CFAC" -> share of eigenvalues per decade
     floor: float  # where the bins begin
@@ -51,7 +50,7 @@ class ClassLayerFindings:
     sampled: tuple[str, ...]  # those of the three that are Lanczos quadratures
 
 
-def compute(context: Context, layer: str) -> Outcome:
+def compute(context: Context, layer: str) -> Outcome[Finding[ClassLayerFindings]]:
     """Measure the layer; one that does not allow it is left out, with the reason."""
     problem, settings = context.problem, context.settings
     try:
@@ -63,52 +62,51 @@ def compute(context: Context, layer: str) -> Outcome:
             steps=settings.steps,
             generator=context.generator(f"{layer} approximations"),
         )[layer]
-    except CurvescopeError as error:
-        return Outcome({"layer": layer, "left out": str(error)})
-    values: dict[str, Any] = {
-        "layer": layer,
-        "left out": None,
-        "classes": statistics.classes,
-        "moments": {},
-        "KFAC": asdict(approximation.kfac_error),
-        "CFAC": asdict(approximation.cfac_error),
-        "sampled": _sampled(approximation),
-        **_cosines(approximation),
-    }
-    arrays, values["below"] = _densities(approximation)
-    for name in ("features", "errors"):
-        moment: MomentStatistics = getattr(statistics, name)
-        values["moments"][name] = {
-            "outliers": moment.outliers,
-            "separation": moment.separation,
-            "whitening": moment.whitening,
-        }
-        for part in ("total", "class_", "class_and_cross"):
-            arrays[f"{name} {part}"] = getattr(moment, part)[:_KEPT].double().clone()
-    return Outcome(values, arrays)
+    except Inapplicable as error:
+        return Outcome(Finding(layer, None, str(error)))
+    centres, densities, below = _densities(approximation)
+    off = ~torch.eye(approximation.classes, dtype=torch.bool)
+    findings = ClassLayerFindings(
+        name=layer,
+        classes=statistics.classes,
+        moments={"features": _moment(statistics.features), "errors": _moment(statistics.errors)},
+        errors={"KFAC": approximation.kfac_error, "CFAC": approximation.cfac_error},
+        class_cosine=float(approximation.class_cosines.nanmean()),  # classes without examples: NaN
+        cross_cosine=float(approximation.cross_cosines[off].nanmean()),
+        centres=centres,
+        densities=densities,
+        floor=float(centres[0] ** 1.5 / centres[1] ** 0.5),
+        below=below,
+        sampled=_sampled(approximation),
+    )
+    return Outcome(Finding(layer, findings))
 
 
-def _sampled(approximation: LayerApproximation) -> list[str]:
+def _moment(statistics: MomentStatistics) -> Moment:
+    return Moment(
+        total=statistics.total[:_KEPT].double().clone(),
+        class_=statistics.class_[:_KEPT].double().clone(),
+        class_and_cross=statistics.class_and_cross[:_KEPT].double().clone(),
+        outliers=statistics.outliers,
+        separation=statistics.separation,
+        whitening=statistics.whitening,
+    )
+
+
+def _sampled(approximation: LayerApproximation) -> tuple[str, ...]:
     """Which spectra are Lanczos quadratures, the matrix being too large for all eigenvalues."""
     spectra = {
         "G": approximation.exact,
         "KFAC": approximation.kfac,
         "CFAC": approximation.cfac,
     }
-    return [name for name, found in spectra.items() if isinstance(found, SpectralMeasure)]
+    return tuple(name for name, found in spectra.items() if isinstance(found, SpectralMeasure))
 
 
-def _cosines(approximation: LayerApproximation) -> dict[str, float]:
-    """Means over classes with examples, and over pairs of different ones."""
-    off = ~torch.eye(approximation.classes, dtype=torch.bool)
-    return {
-        "class cosine": float(approximation.class_cosines.nanmean()),
-        "cross cosine": float(approximation.cross_cosines[off].nanmean()),
-    }
-
-
-def _densities(approximation: LayerApproximation) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """The three spectra over ``log₁₀ λ``, and the share of each below what is shown.
+def _densities(
+    approximation: LayerApproximation,
+) -> tuple[Tensor, dict[str, Tensor], dict[str, float]]:
+    """Centres of bins over ``log₁₀ λ``, the three spectra in them, and the share of each below.
 
     Known eigenvalues are counted in bins. A Lanczos quadrature has a few nodes instead, which are
     widened as in any density: in bins they would look like eigenvalues.
@@ -122,16 +120,15 @@ def _densities(approximation: LayerApproximation) -> tuple[dict[str, Tensor], di
     end = torch.tensor(max(top, 1e-300), dtype=torch.float64).log10() + 0.05
     edges = torch.linspace(float(end) - _DECADES, float(end), _BINS + 1, dtype=torch.float64)
     width = float(edges[1] - edges[0])
-    arrays = {"centres": 10 ** ((edges[1:] + edges[:-1]) / 2)}
-    smaller = {}
+    densities, smaller = {}, {}
     for name, spectrum in spectra.items():
         below = spectrum.cdf(10**edges)
         shares = below.diff().clamp(min=0)
         if isinstance(spectrum, SpectralMeasure):
             shares = _widened(spectrum, edges)
-        arrays[f"density {name}"] = shares / width
+        densities[name] = shares / width
         smaller[name] = float(below[0])
-    return arrays, smaller
+    return 10 ** ((edges[1:] + edges[:-1]) / 2), densities, smaller
 
 
 def _widened(spectrum: SpectralMeasure, edges: Tensor) -> Tensor:
@@ -155,32 +152,3 @@ def _largest(spectrum: ExactSpectrum | SpectralMeasure) -> float:
     if isinstance(spectrum, ExactSpectrum):
         return float(spectrum.values.max())
     return spectrum.support[1]
-
-
-def restore(stage: Stage) -> ClassLayerFindings | None:
-    """What was found; nothing where the layer was left out."""
-    values, arrays = stage.values, stage.arrays
-    if values["left out"] is not None:
-        return None
-    moments = {
-        name: Moment(
-            arrays[f"{name} total"],
-            arrays[f"{name} class_"],
-            arrays[f"{name} class_and_cross"],
-            **numbers,
-        )
-        for name, numbers in values["moments"].items()
-    }
-    return ClassLayerFindings(
-        values["layer"],
-        values["classes"],
-        moments,
-        {name: Misalignment(**values[name]) for name in ("KFAC", "CFAC")},
-        values["class cosine"],
-        values["cross cosine"],
-        arrays["centres"],
-        {name: arrays[f"density {name}"] for name in ("G", "KFAC", "CFAC")},
-        float(arrays["centres"][0] ** 1.5 / arrays["centres"][1] ** 0.5),
-        values.get("below", {}),
-        tuple(values.get("sampled", ())),
-    )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from curvescope._checks import finite_float, positive_int
+from curvescope.experiments.configuration import Settings
 from curvescope.experiments.store import RunDirectory
 from curvescope.identity import checksum
 from curvescope.problem import Problem
@@ -20,41 +20,6 @@ if TYPE_CHECKING:
 
 _EVERY = 50
 """Steps between checkpoints, which hold the whole basis; ctrl-C writes one in any case."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How much work an analysis does; part of its configuration.
-
-    Args:
-        steps: Lanczos steps of each density.
-        probes: Random vectors of each density: the uncertainty band is their spread.
-        trace_probes: Products for each trace and Frobenius norm.
-        outliers: Eigenpairs of largest magnitude that are taken out exactly before a density; the
-            number of the network's outputs plus four where it is not given.
-        tolerance: The residual of an eigenpair, relative to the norm of its matrix.
-        exact_rows: A matrix, or its Gram form, of so many rows is diagonalised exactly.
-        class_rows: The same for the twelve or so matrices of the class structure.
-        layer_pairs: Eigenpairs of each layer's Hessian.
-    """
-
-    steps: int = 100
-    probes: int = 8
-    trace_probes: int = 64
-    outliers: int | None = None
-    tolerance: float = 1e-4
-    exact_rows: int = 4096
-    class_rows: int = 2048
-    layer_pairs: int = 40
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "probes", "trace_probes", "layer_pairs"):
-            positive_int("Settings", name, getattr(self, name), minimum=4)
-        for name in ("exact_rows", "class_rows"):
-            positive_int("Settings", name, getattr(self, name), minimum=0)
-        if self.outliers is not None:
-            positive_int("Settings", "outliers", self.outliers)
-        finite_float("Settings", "tolerance", self.tolerance, minimum=1e-12)
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from curvescope._checks import CurvescopeError
+from curvescope._checks import AnyFloat, Inapplicable
 from curvescope.experiments.checks import Check
 from curvescope.experiments.stages.context import Context
-from curvescope.experiments.store import Outcome, Stage
+from curvescope.experiments.store import Finding, Outcome
 from curvescope.operators.hessian import Hessian
 from curvescope.spectra.eigenpairs import eigenpairs
 from curvescope.structure.autocorrelation import autocorrelation_structure
@@ -30,23 +29,24 @@ class LayerFindings:
     name: str
     outputs: int  # m
     inputs: int  # n
-    alignment: float  # (v₁ᵀ Ê[x])²
-    spectral_ratio: float  # λ₁/λ₂ of E[xxᵀ]
-    dominance: float  # ‖E[x]E[x]ᵀ‖/‖Σ_x‖
+    alignment: AnyFloat  # (v₁ᵀ Ê[x])²
+    spectral_ratio: AnyFloat  # λ₁/λ₂ of E[xxᵀ]
+    dominance: AnyFloat  # ‖E[x]E[x]ᵀ‖/‖Σ_x‖
     true: Tensor  # [k] eigenvalues
     approximate: Tensor  # [k]
     overlap: Tensor  # [k]
     ratio: Tensor  # [k], ‖Mat(h)‖/‖Mat(h)‖_F
     output_eigenvalues: Tensor  # of E[M]
     correspondences: dict[str, Tensor]  # "true input", "approximate input", … -> [rows, k]
+    products: int
 
 
-def compute(context: Context, layer: str) -> Outcome:
+def compute(context: Context, layer: str) -> Outcome[Finding[LayerFindings]]:
     """Compare a layer's Hessian with ``E[M] ⊗ E[x xᵀ]``; a layer without one is left out."""
     try:
         factors = kronecker_factors(context.problem, layers=[layer])[layer]
-    except CurvescopeError as error:
-        return Outcome({"layer": layer, "left out": str(error)})
+    except Inapplicable as error:
+        return Outcome(Finding(layer, None, str(error)))
     m, n = len(factors.output_hessian), len(factors.autocorrelation)
     k = min(context.settings.layer_pairs, m * n)
     pairs = eigenpairs(
@@ -59,31 +59,29 @@ def compute(context: Context, layer: str) -> Outcome:
     guess = factors.operator().top(k)
     compared = compare_eigenpairs(pairs, guess)
     structure = autocorrelation_structure(factors)
-    arrays = {
-        "true": compared.true.cpu().double(),
-        "approximate": compared.approximate.cpu().double(),
-        "overlap": compared.overlap.cpu().double(),
-        "ratio": singular_structure(pairs, m).ratio.cpu().double(),
-        "output eigenvalues": torch.linalg.eigvalsh(factors.output_hessian.double()).flip(0).cpu(),
-        **_correspondences(factors, {"true": pairs.vectors, "approximate": guess.vectors}),
-    }
-    values: dict[str, Any] = {
-        "layer": layer,
-        "left out": None,
-        "outputs": m,
-        "inputs": n,
-        "alignment": structure.alignment,
-        "spectral ratio": structure.spectral_ratio,
-        "dominance": structure.dominance,
-        "products": pairs.products,
-    }
+    vectors = {"true": pairs.vectors, "approximate": guess.vectors}
+    findings = LayerFindings(
+        name=layer,
+        outputs=m,
+        inputs=n,
+        alignment=structure.alignment,
+        spectral_ratio=structure.spectral_ratio,
+        dominance=structure.dominance,
+        true=compared.true.cpu().double(),
+        approximate=compared.approximate.cpu().double(),
+        overlap=compared.overlap.cpu().double(),
+        ratio=singular_structure(pairs, m).ratio.cpu().double(),
+        output_eigenvalues=torch.linalg.eigvalsh(factors.output_hessian.double()).flip(0).cpu(),
+        correspondences=_correspondences(factors, vectors),
+        products=pairs.products,
+    )
     worst, allowed = float(pairs.residuals.max()), float(pairs.tolerance.max())
     converged = Check(
         f"the {k} eigenpairs of {layer or 'the layer'} have residuals up to {worst:.2g}, "
         f"{allowed:.2g} allowed",
         bool(pairs.converged),
     )
-    return Outcome(values, arrays, (converged, _columns(layer, arrays)))
+    return Outcome(Finding(layer, findings), (converged, _columns(findings)))
 
 
 def _correspondences(factors: KroneckerFactors, vectors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -100,39 +98,11 @@ def _correspondences(factors: KroneckerFactors, vectors: dict[str, Tensor]) -> d
     return found
 
 
-def _columns(layer: str, arrays: dict[str, Tensor]) -> Check:
+def _columns(findings: LayerFindings) -> Check:
     """A column of a correspondence matrix is a share of a unit vector."""
-    most = max(
-        float(matrix.double().sum(0).max())
-        for name, matrix in arrays.items()
-        if name.endswith((" input", " output"))
-    )
+    most = max(float(each.double().sum(0).max()) for each in findings.correspondences.values())
     return Check(
-        f"columns of the correspondence matrices of {layer or 'the layer'} sum to at most "
+        f"columns of the correspondence matrices of {findings.name or 'the layer'} sum to at most "
         f"{most:.6f}, 1 allowed",
         most <= 1 + 1e-3,
-    )
-
-
-def restore(stage: Stage) -> LayerFindings | None:
-    """What was found; nothing where the layer has no factors."""
-    values, arrays = stage.values, stage.arrays
-    if values["left out"] is not None:
-        return None
-    patterns = {
-        name: matrix for name, matrix in arrays.items() if name.endswith((" input", " output"))
-    }
-    return LayerFindings(
-        values["layer"],
-        values["outputs"],
-        values["inputs"],
-        values["alignment"],
-        values["spectral ratio"],
-        values["dominance"],
-        arrays["true"],
-        arrays["approximate"],
-        arrays["overlap"],
-        arrays["ratio"],
-        arrays["output eigenvalues"],
-        patterns,
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import sqrt
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from curvescope._checks import AnyFloat
 from curvescope.experiments.checks import Check
 from curvescope.experiments.stages.context import Context
 from curvescope.experiments.store import Outcome
@@ -18,22 +19,48 @@ _STEPS = 4
 """Lengths over which the slope of the loss is measured."""
 
 
-def compute(context: Context) -> Outcome:
+@dataclass(frozen=True)
+class SplitFit:
+    """Mean loss, and share of wrong answers where the loss has right ones."""
+
+    samples: int
+    loss: AnyFloat
+    error: float | None
+
+
+@dataclass(frozen=True)
+class Overview:
+    """What an analysis is about."""
+
+    parameters: int
+    outputs: int
+    layers: dict[str, int]  # parameters of each
+    weight_norm: float
+    gradient_norm: float
+    train: SplitFit
+    test: SplitFit | None
+
+    @property
+    def fits(self) -> dict[str, SplitFit]:
+        """The fit on each split that there is."""
+        splits = {"train": self.train, "test": self.test}
+        return {name: fit for name, fit in splits.items() if fit is not None}
+
+
+def compute(context: Context) -> Outcome[Overview]:
     """Sizes, norms of weights and gradient, and the fit on both splits; a few passes over each."""
     problem = context.problem
     gradient = problem.gradient().double()
-    fits = {"train": _fit(problem)}
-    if context.test is not None:
-        fits["test"] = _fit(context.test)
-    values: dict[str, Any] = {
-        "parameters": problem.params.size,
-        "outputs": context.outputs,
-        "layers": {layer: _size(problem, layer) for layer in problem.params.layers},
-        "weight norm": weight_norms(problem).norm,
-        "gradient norm": float(gradient.norm()),
-        "fits": fits,
-    }
-    return Outcome(values, checks=(_slope(problem, gradient),))
+    overview = Overview(
+        parameters=problem.params.size,
+        outputs=context.outputs,
+        layers={layer: _size(problem, layer) for layer in problem.params.layers},
+        weight_norm=weight_norms(problem).norm,
+        gradient_norm=float(gradient.norm()),
+        train=_fit(problem),
+        test=None if context.test is None else _fit(context.test),
+    )
+    return Outcome(overview, (_slope(problem, gradient),))
 
 
 def _slope(problem: Problem, gradient: Tensor) -> Check:
@@ -80,10 +107,10 @@ def _loss(problem: Problem, step: Tensor) -> float:
     return total / max(terms, 1)
 
 
-def _fit(problem: Problem) -> dict[str, Any]:
-    found = scores(problem)
-    error = None if found.error is None else found.error.value
-    return {"samples": found.samples, "loss": found.loss.value, "error": error}
+def _fit(problem: Problem) -> SplitFit:
+    measured = scores(problem)
+    error = None if measured.error is None else measured.error.value
+    return SplitFit(measured.samples, measured.loss.value, error)
 
 
 def _size(problem: Problem, layer: str) -> int:

@@ -2,34 +2,50 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from curvescope.experiments.stages.context import Context
-from curvescope.experiments.store import Outcome, Stage
+from curvescope.experiments.store import Outcome, RunDirectory
 from curvescope.problem import Problem
 from curvescope.sharpness.report import SharpnessReport, has_batch_statistics
 from curvescope.sharpness.report import sharpness as measure
 from curvescope.sharpness.scores import on_other_data
 
+NAME = "sharpness"
 
-def compute(context: Context) -> Outcome:
+
+@dataclass(frozen=True)
+class Sharpness:
+    """A report for each mode of the batch norms, the problem's own first."""
+
+    reports: tuple[SharpnessReport, ...]
+
+    @property
+    def own(self) -> SharpnessReport:
+        """The report in the problem's own mode."""
+        return self.reports[0]
+
+
+def compute(context: Context) -> Outcome[Sharpness]:
     """The sharpness report in the problem's mode; with batch norms in the other mode as well."""
     problem = context.problem
-    modes = {problem.mode: (problem, context.test)}
+    reports = [_report(context, problem, context.test)]
     if has_batch_statistics(problem.model):
         other = "train" if problem.mode == "eval" else "eval"
-        modes[other] = (on_other_data(problem, problem.data, mode=other), None)
-    return Outcome({mode: _report(context, mode, *pair).to_dict() for mode, pair in modes.items()})
+        reports.append(_report(context, on_other_data(problem, problem.data, mode=other), None))
+    return Outcome(Sharpness(tuple(reports)))
 
 
-def _report(context: Context, mode: str, problem: Problem, test: Problem | None) -> SharpnessReport:
+def _report(context: Context, problem: Problem, test: Problem | None) -> SharpnessReport:
     return measure(
         problem,
         test=test,
         probes=max(context.settings.trace_probes // 2, 4),
         tol=context.settings.tolerance,
-        generator=context.generator(f"sharpness {mode}"),
+        generator=context.generator(f"sharpness {problem.mode}"),
     )
 
 
-def restore(stage: Stage) -> dict[str, SharpnessReport]:
-    """The reports by mode, the problem's own first."""
-    return {mode: SharpnessReport.from_dict(report) for mode, report in stage.values.items()}
+def sharpness_of(run: RunDirectory) -> Sharpness | None:
+    """What a run has measured; None while it has not."""
+    return run.result(NAME, Sharpness) if run.has(NAME) else None

@@ -8,19 +8,19 @@ of them is shown is decided in :mod:`curvescope.experiments.known`.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from curvescope._checks import AnyFloat
 from curvescope.experiments.checks import Number
 from curvescope.experiments.stages.context import Context
 from curvescope.experiments.stages.spectrum_checks import checks
-from curvescope.experiments.store import Outcome, Stage
+from curvescope.experiments.store import Outcome, RunDirectory
 from curvescope.operators.base import LinearOperator
 from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.operators.hessian import Hessian
-from curvescope.spectra.control import Status
 from curvescope.spectra.eigenpairs import eigenpairs
 from curvescope.spectra.exact import ExactSpectrum, exact_spectrum, log_distance
 from curvescope.spectra.measure import SpectralMeasure, spectral_measure
@@ -46,6 +46,7 @@ class Spectrum:
     no_diagonal: bool  # whether E is known to have none, so that tr H = tr G
     rank: int | None  # what the rank is at most, from a Gram form
     precision: float  # of a product: the distance from 1 to the next number
+    log_distance: AnyFloat | None  # from the density to all eigenvalues, in log|λ|
 
     @property
     def vanishes(self) -> bool:
@@ -61,7 +62,7 @@ def matrix(context: Context, name: str) -> LinearOperator:
     return H if name == "H" else H - GaussNewton(context.problem)
 
 
-def compute(context: Context, name: str) -> Outcome:
+def compute(context: Context, name: str) -> Outcome[Spectrum]:
     """Measure one of the matrices.
 
     Cost: ``steps · probes + 2 · trace_probes`` products and those of the outliers.
@@ -113,8 +114,14 @@ def compute(context: Context, name: str) -> Outcome:
         A.same_diagonal() is not A,
         _rank(A),
         torch.finfo(A.dtype).eps,
+        None if exact is None else _distance(measure, exact),
     )
-    return Outcome(_values(spectrum), _arrays(spectrum), checks(spectrum, pairs))
+    return Outcome(spectrum, checks(spectrum, pairs))
+
+
+def _distance(measure: SpectralMeasure, exact: ExactSpectrum) -> float:
+    floor = 1e-6 * max(float(exact.values.abs().max()), 1e-30)
+    return log_distance(measure, exact, eps=floor)
 
 
 def _rows(A: LinearOperator) -> int:
@@ -129,77 +136,10 @@ def _rank(A: LinearOperator) -> int | None:
     return None if dual is None else dual.size
 
 
-def _values(spectrum: Spectrum) -> dict[str, object]:
-    measure, exact = spectrum.measure, spectrum.exact
+def spectra_of(run: RunDirectory) -> dict[str, Spectrum]:
+    """The spectra that are finished in a run, by the names of their matrices."""
     return {
-        "matrix": spectrum.name,
-        "dimension": measure.dimension,
-        "outliers": measure.outliers.tolist(),
-        "residuals": spectrum.residuals.tolist(),
-        "trace": asdict(spectrum.trace),
-        "frobenius": asdict(spectrum.frobenius),
-        "degenerate": asdict(spectrum.degenerate),
-        "support": list(measure.support),
-        "status": measure.status.value,
-        "converged": spectrum.converged,
-        "E without diagonal": spectrum.no_diagonal,
-        "rank at most": spectrum.rank,
-        "precision": spectrum.precision,
-        "products": spectrum.products,
-        "density products": measure.products,
-        "exact": None if exact is None else _exact_values(measure, exact),
+        name: run.result(f"spectrum-{name}", Spectrum)
+        for name in MATRICES
+        if run.has(f"spectrum-{name}")
     }
-
-
-def _exact_values(measure: SpectralMeasure, exact: ExactSpectrum) -> dict[str, object]:
-    """How the exact spectrum was found, and how far the density is from it in log|λ|."""
-    floor = 1e-6 * max(float(exact.values.abs().max()), 1e-30)
-    distance = log_distance(measure, exact, eps=floor)
-    return {"zeros": exact.zeros, "form": exact.form, "log distance": distance}
-
-
-def _arrays(spectrum: Spectrum) -> dict[str, Tensor]:
-    measure = spectrum.measure
-    arrays = {
-        "nodes": measure.nodes,
-        "weights": measure.weights,
-        "node_residuals": measure.residuals,
-        "outliers": measure.outliers,
-        "residuals": spectrum.residuals,
-    }
-    if spectrum.exact is not None:
-        arrays["exact"] = spectrum.exact.values
-    return arrays
-
-
-def restore(stage: Stage) -> Spectrum:
-    """The spectrum as it was measured, from the directory alone."""
-    values, arrays = stage.values, stage.arrays
-    low, high = values["support"]
-    measure = SpectralMeasure(
-        arrays["nodes"],
-        arrays["weights"],
-        arrays["node_residuals"],
-        arrays["outliers"],
-        values["dimension"],
-        (low, high),
-        values["density products"],
-        Status(values["status"]),
-    )
-    exact = None
-    if values["exact"] is not None:
-        exact = ExactSpectrum(arrays["exact"], values["exact"]["zeros"], values["exact"]["form"], 0)
-    return Spectrum(
-        values["matrix"],
-        measure,
-        arrays["residuals"],
-        Number(**values["trace"]),
-        Number(**values["frobenius"]),
-        exact,
-        Number(**values["degenerate"]),
-        values["products"],
-        values.get("converged", True),
-        values.get("E without diagonal", False),
-        values.get("rank at most"),
-        values.get("precision", torch.finfo(torch.float64).eps),
-    )

@@ -11,28 +11,24 @@ from curvescope.experiments.stages import class_structure, sharpness, spectra
 from curvescope.experiments.stages.context import Context
 from curvescope.experiments.stages.spectra import Spectrum
 from curvescope.experiments.stages.spectrum_checks import power_sum
-from curvescope.experiments.store import Outcome, RunDirectory
+from curvescope.experiments.store import Finding, Outcome, RunDirectory
 from curvescope.sharpness.measures import CurvatureMeasures
 from curvescope.sharpness.report import SharpnessReport
 
 
-def compute(context: Context) -> Outcome:
+def compute(context: Context) -> Outcome[known.Summary]:
     """Identities between matrices that were measured apart; no product."""
     run = context.run
-    measured = {name: spectra.restore(run.stage(f"spectrum-{name}")) for name in spectra.MATRICES}
-    report = next(iter(sharpness.restore(run.stage("sharpness")).values()))
-    table = known.of(measured, report)
+    measured = spectra.spectra_of(run)
+    report = run.result(sharpness.NAME, sharpness.Sharpness).own
     checks = [
         _sum_of_traces(measured),
         *_sharpness(report, measured),
         *_gram_forms(run, measured["G"]),
         _weyl(measured),
     ]
-    values = {
-        "known": known.to_json(table),
-        "products": sum(spectrum.products for spectrum in measured.values()),
-    }
-    return Outcome(values, checks=tuple(checks))
+    products = sum(spectrum.products for spectrum in measured.values())
+    return Outcome(known.Summary(known.of(measured, report), products), tuple(checks))
 
 
 def _sum_of_traces(measured: dict[str, Spectrum]) -> Check:
@@ -105,7 +101,7 @@ def _gram_forms(run: RunDirectory, G: Spectrum) -> list[Check]:
     """``tr G`` from the Gram form of its classes against that of the loss: other square roots."""
     if G.exact is None or not run.has("classes"):
         return []
-    classes = class_structure.restore(run.stage("classes"))
+    classes = run.result("classes", Finding[class_structure.ClassFindings]).value
     if classes is None or not len(classes.whole):
         return []
     ways = {

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from curvescope.experiments.stages import class_layers, class_structure
 from curvescope.experiments.stages.class_layers import ClassLayerFindings
 from curvescope.experiments.stages.class_structure import ClassFindings
-from curvescope.experiments.store import RunDirectory
+from curvescope.experiments.store import Finding, RunDirectory
 from curvescope.reports import pictures
 from curvescope.reports.blocks import Block, Chart, Pair, Section, Table, Text
 from curvescope.reports.sections.class_pictures import (
@@ -41,12 +40,16 @@ def build(run: RunDirectory) -> Section | None:
     """The class structure of G and of the layers, as far as it is finished."""
     if not run.has("classes"):
         return None
-    stage = run.stage("classes")
-    whole = class_structure.restore(stage)
-    stages = [run.stage(name) for name in run.stages if name.startswith("classes-")]
-    layers = [found for each in stages if (found := class_layers.restore(each)) is not None]
-    reasons = [stage.values["left out"]] if whole is None else []
-    reasons += [each.values["left out"] for each in stages if each.values["left out"]]
+    finding = run.result("classes", Finding[ClassFindings])
+    whole = finding.value
+    each = [
+        run.result(name, Finding[ClassLayerFindings])
+        for name in run.stages
+        if name.startswith("classes-")
+    ]
+    layers = [layer.value for layer in each if layer.value is not None]
+    reasons = [finding.left_out] if whole is None else []
+    reasons += [layer.left_out for layer in each if layer.value is None]
     blocks: list[Block] = []
     if whole is not None:
         blocks += [_groups(whole), Pair(_pictures(whole))]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from curvescope.experiments.stages import layers
 from curvescope.experiments.stages.layers import LayerFindings
-from curvescope.experiments.store import RunDirectory
+from curvescope.experiments.stages.overview import Overview
+from curvescope.experiments.store import Finding, RunDirectory
 from curvescope.reports import pictures
 from curvescope.reports.blocks import Block, Chart, Fold, Pair, Section, Table, Text, factor, short
 from curvescope.reports.sections.subject import classes_of, count, has_batch_norm, span
@@ -22,12 +22,11 @@ def build(run: RunDirectory) -> Section | None:
     reasons: list[str] = []
     for name in run.stages:
         if name.startswith("layer-"):
-            stage = run.stage(name)
-            findings = layers.restore(stage)
-            if findings is None:
-                reasons.append(f"{stage.values['layer']}: {stage.values['left out']}")
+            finding = run.result(name, Finding[LayerFindings])
+            if finding.value is None:
+                reasons.append(f"{finding.subject}: {finding.left_out}")
             else:
-                found.append(findings)
+                found.append(finding.value)
     if not found and not reasons:
         return _without_layers(run)
     k = _dimension(run)
@@ -44,7 +43,7 @@ def build(run: RunDirectory) -> Section | None:
 
 def _without_layers(run: RunDirectory) -> Section | None:
     """A run that is past its layers and had none says so."""
-    if run.config.get("layers") or not run.has("summary"):
+    if run.config.layers or not run.has("summary"):
         return None
     seen = "There is no layer to look into: none was chosen, or none is linear or convolutional."
     return Section("layers", "Layers", seen, f"{_EXPECTED}.")
@@ -97,7 +96,7 @@ def _verdict(found: Sequence[LayerFindings], k: int) -> str:
 def _dimension(run: RunDirectory) -> int:
     """``c − 1``, where the paper has the gap; the number of outputs where there are no classes."""
     classes = classes_of(run)
-    outputs = int(run.record("overview")["values"]["outputs"])
+    outputs = run.result("overview", Overview).outputs
     return max(outputs if classes is None else classes - 1, 1)
 
 

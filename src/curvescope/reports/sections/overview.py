@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from curvescope.experiments.known import Table as Values
 from curvescope.experiments.known import known, of
@@ -15,7 +14,8 @@ from curvescope.experiments.quantities import (
     TRACE,
     Known,
 )
-from curvescope.experiments.stages import sharpness
+from curvescope.experiments.stages.overview import Overview
+from curvescope.experiments.stages.sharpness import sharpness_of
 from curvescope.experiments.store import RunDirectory
 from curvescope.reports.blocks import Block, Section, Table, Text, percent, short
 from curvescope.reports.sections.subject import classes_of
@@ -28,15 +28,14 @@ def build(run: RunDirectory) -> Section | None:
     """The overview, as soon as its stage is finished."""
     if not run.has("overview"):
         return None
-    values, table = run.stage("overview").values, known(run)
-    blocks: list[Block] = [_fits(values["fits"])]
+    found, table = run.result("overview", Overview), known(run)
+    blocks: list[Block] = [_fits(found)]
     if table:
         blocks += [*_measures(run, table), Text(_HOW)]
-    if run.has("sharpness"):
-        report = next(iter(sharpness.restore(run.stage("sharpness")).values()))
-        blocks.append(_norms(report, values["gradient norm"], table))
-    blocks.append(_layers(values["layers"]))
-    return Section("overview", "Overview", _seen(values, table), _expected(run), blocks)
+    if (measured := sharpness_of(run)) is not None:
+        blocks.append(_norms(measured.own, found.gradient_norm, table))
+    blocks.append(_layers(found.layers))
+    return Section("overview", "Overview", _seen(found, table), _expected(run), blocks)
 
 
 _HOW = (
@@ -46,14 +45,13 @@ _HOW = (
 )
 
 
-def _seen(values: dict[str, Any], table: Values) -> str:
-    fits = values["fits"]
-    text = f"The network has {values['parameters']:,} parameters and a training loss of "
-    text += short(fits["train"]["loss"])
-    if "test" in fits:
-        text += f", against {short(fits['test']['loss'])} on the test data"
-        if fits["test"]["error"] is not None:
-            text += f", where it errs on {percent(fits['test']['error'])}"
+def _seen(found: Overview, table: Values) -> str:
+    text = f"The network has {found.parameters:,} parameters and a training loss of "
+    text += short(found.train.loss)
+    if found.test is not None:
+        text += f", against {short(found.test.loss)} on the test data"
+        if found.test.error is not None:
+            text += f", where it errs on {percent(found.test.error)}"
     row = table.get("H", {})
     if LARGEST in row and TRACE in row:
         text += (
@@ -79,15 +77,15 @@ def _expected(run: RunDirectory) -> str:
     )
 
 
-def _fits(fits: dict[str, Any]) -> Table:
+def _fits(found: Overview) -> Table:
     rows = [
-        [split, f"{fit['samples']:,}", short(fit["loss"]), percent(fit["error"])]
-        for split, fit in fits.items()
+        [split, f"{fit.samples:,}", short(fit.loss), percent(fit.error)]
+        for split, fit in found.fits.items()
     ]
-    if "test" in fits:
-        gap = fits["test"]["loss"] - fits["train"]["loss"]
-        errors = [fits[split]["error"] for split in ("test", "train")]
-        difference = None if None in errors else errors[0] - errors[1]
+    if found.test is not None:
+        gap = found.test.loss - found.train.loss
+        errors = found.test.error, found.train.error
+        difference = None if None in errors else errors[0] - errors[1]  # type: ignore[operator]
         rows.append(["gap", "", short(gap), percent(difference)])
     return Table("Fit", ["split", "samples", "loss", "error"], rows)
 
@@ -95,13 +93,12 @@ def _fits(fits: dict[str, Any]) -> Table:
 def _measures(run: RunDirectory, table: Values) -> list[Table]:
     """A column for each matrix; with batch norms, a second table for their other mode."""
     tables = {"": table}
-    if run.has("sharpness"):
-        reports = sharpness.restore(run.stage("sharpness"))
-        own, *others = reports
+    if (measured := sharpness_of(run)) is not None:
+        own, *others = measured.reports
         if others:
-            tables = {f", batch norm in {own} mode": table}
-        for mode in others:
-            tables[f", batch norm in {mode} mode"] = of({}, reports[mode])
+            tables = {f", batch norm in {own.mode} mode": table}
+        for report in others:
+            tables[f", batch norm in {report.mode} mode"] = of({}, report)
     return [
         Table(
             f"Measures of sharpness{words}",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
+from curvescope import io
 from curvescope.experiments.store import RunDirectory, Stage
 from curvescope.reports.blocks import Block, Checks, Section, Table, Text
 from curvescope.reports.configuration import settings_table
@@ -11,12 +13,12 @@ from curvescope.reports.configuration import settings_table
 
 def build(run: RunDirectory) -> Section:
     """Self-checks, configuration, times and versions."""
-    stages = [run.stage(name) for name in run.stages]
+    stages = [run.stage(name, Any) for name in run.stages]
     checks = run.checks()
     failed = sum(not check.passed for _, check in checks)
     blocks: list[Block] = [Checks(checks)] if checks else []
     blocks.append(_times(stages, run))
-    blocks.append(settings_table(run.config))
+    blocks.append(settings_table(io.encode(run.config)[0]))
     blocks += _environments(stages)
     seen = _seen(len(checks), failed, run)
     authority = "What it should be."
@@ -26,7 +28,7 @@ def build(run: RunDirectory) -> Section:
 def _seen(count: int, failed: int, run: RunDirectory) -> str:
     text = f"Of {count} self-checks, {count - failed} agree"
     text += f" and {failed} {'does' if failed == 1 else 'do'} not." if failed else "."
-    if failed and run.config.get("dtype") == "float32":
+    if failed and run.config.dtype == "float32":
         text += (
             " Where the loss is close to zero, single precision may not suffice: a model in "
             "float64 tells."
@@ -44,7 +46,7 @@ _EXPECTED = (
 )
 
 
-def _times(stages: list[Stage], run: RunDirectory) -> Table:
+def _times(stages: list[Stage[Any]], run: RunDirectory) -> Table:
     rows = [
         [
             stage.name,
@@ -58,7 +60,7 @@ def _times(stages: list[Stage], run: RunDirectory) -> Table:
     return Table("Stages", ["stage", "time", "seed", "finished"], rows, heading="Stages")
 
 
-def _environments(stages: list[Stage]) -> list[Block]:
+def _environments(stages: list[Stage[Any]]) -> list[Block]:
     """Versions and devices; once, unless stages were computed in different places."""
     groups: dict[str, list[str]] = {}
     for stage in stages:

@@ -10,8 +10,7 @@ from torch import Tensor
 from curvescope.experiments.known import Table as Values
 from curvescope.experiments.known import known
 from curvescope.experiments.quantities import FROBENIUS, LARGEST, SMALL, SMALLEST, Known
-from curvescope.experiments.stages import spectra
-from curvescope.experiments.stages.spectra import Spectrum
+from curvescope.experiments.stages.spectra import Spectrum, spectra_of
 from curvescope.experiments.store import RunDirectory
 from curvescope.reports import pictures
 from curvescope.reports.blocks import Block, Chart, Section, Table, Text, percent, short
@@ -25,11 +24,7 @@ _CLOSE = 0.1
 
 def build(run: RunDirectory) -> Section | None:
     """The spectra that are finished."""
-    found = {
-        name: spectra.restore(run.stage(f"spectrum-{name}"))
-        for name in spectra.MATRICES
-        if run.has(f"spectrum-{name}")
-    }
+    found = spectra_of(run)
     if not found:
         return None
     table, classes = known(run), classes_of(run)
@@ -141,10 +136,10 @@ def _width(spectrum: Spectrum, row: dict[str, Known]) -> float:
 
 
 def _method(run: RunDirectory, found: dict[str, Spectrum]) -> str:
-    settings = run.config["settings"]
+    settings = run.config.settings
     text = (
-        f"Each curve is a stochastic Lanczos quadrature with {settings['steps']} steps and "
-        f"{settings['probes']} random vectors, after the eigenpairs of largest magnitude (the "
+        f"Each curve is a stochastic Lanczos quadrature with {settings.steps} steps and "
+        f"{settings.probes} random vectors, after the eigenpairs of largest magnitude (the "
         "marks at the foot) were taken out exactly."
     )
     exact = [name for name, spectrum in found.items() if spectrum.exact is not None]

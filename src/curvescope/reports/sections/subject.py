@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from curvescope.experiments.stages.overview import Overview
+from curvescope.experiments.stages.sharpness import sharpness_of
 from curvescope.experiments.store import RunDirectory
 
 _WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
@@ -11,17 +13,18 @@ _WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight"
 
 def classes_of(run: RunDirectory) -> int | None:
     """The number of classes that the loss tells apart; None for a loss without classes."""
-    loss = run.config["loss"]
+    loss = run.config.loss
     if loss == "binary_logistic":
         return 2
     if loss == "cross_entropy":
-        return int(run.record("overview")["values"]["outputs"])
+        return run.result("overview", Overview).outputs
     return None
 
 
 def has_batch_norm(run: RunDirectory) -> bool:
     """Whether the sharpness was measured in both modes of batch norms."""
-    return run.has("sharpness") and len(run.record("sharpness")["values"]) > 1
+    measured = sharpness_of(run)
+    return measured is not None and len(measured.reports) > 1
 
 
 def ordinal(n: int) -> str:

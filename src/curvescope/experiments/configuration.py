@@ -1,0 +1,89 @@
+"""What decides the numbers of an analysis: written first into its folder, and never changed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+from curvescope._checks import CurvescopeError, finite_float, positive_int
+
+_LONGEST = 200
+_STAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.~-]*")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How much work an analysis does; part of its configuration.
+
+    Args:
+        steps: Lanczos steps of each density.
+        probes: Random vectors of each density: the uncertainty band is their spread.
+        trace_probes: Products for each trace and Frobenius norm.
+        outliers: Eigenpairs of largest magnitude that are taken out exactly before a density; the
+            number of the network's outputs plus four where it is not given.
+        tolerance: The residual of an eigenpair, relative to the norm of its matrix.
+        exact_rows: A matrix, or its Gram form, of so many rows is diagonalised exactly.
+        class_rows: The same for the twelve or so matrices of the class structure.
+        layer_pairs: Eigenpairs of each layer's Hessian.
+    """
+
+    steps: int = 100
+    probes: int = 8
+    trace_probes: int = 64
+    outliers: int | None = None
+    tolerance: float = 1e-4
+    exact_rows: int = 4096
+    class_rows: int = 2048
+    layer_pairs: int = 40
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "probes", "trace_probes", "layer_pairs"):
+            positive_int("Settings", name, getattr(self, name), minimum=4)
+        for name in ("exact_rows", "class_rows"):
+            positive_int("Settings", name, getattr(self, name), minimum=0)
+        if self.outliers is not None:
+            positive_int("Settings", "outliers", self.outliers)
+        finite_float("Settings", "tolerance", self.tolerance, minimum=1e-12)
+
+
+@dataclass(frozen=True)
+class ModelNote:
+    """A network by its name, its variables and the digest of all its weights."""
+
+    name: str
+    parameters: dict[str, tuple[int, ...]]
+    weights: str
+
+
+@dataclass(frozen=True)
+class DataNote:
+    """Samples by number and digest; a shuffling loader has no fixed order and no digest."""
+
+    name: str
+    samples: int
+    sha256: str | None
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """The configuration of an analysis: two with the same one have the same numbers."""
+
+    FORMAT: ClassVar[int] = 2
+
+    stages: tuple[str, ...]
+    seed: int
+    model: ModelNote
+    loss: str
+    mode: str
+    dtype: str
+    data: DataNote
+    test: DataNote | None
+    layers: tuple[str, ...]
+    settings: Settings
+
+    def __post_init__(self) -> None:
+        for name in self.stages:
+            if not _STAGE.fullmatch(name) or len(name) > _LONGEST:
+                msg = f"Analysis: a stage has the name of a folder of its own, got {name[:40]!r}"
+                raise CurvescopeError(msg)
