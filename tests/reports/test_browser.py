@@ -126,7 +126,7 @@ def test_every_picture_is_drawn(opened: Open, report: str) -> None:
 def test_the_curve_is_the_density(opened: Open, report: str, first: RunDirectory) -> None:
     """What the page shows is what the library computes: the script computes nothing."""
     page = opened(report)
-    curve = spectra.restore(first.stage("spectrum-H")).measure.density(points=640)
+    curve = spectra.spectra_of(first)["H"].measure.density(points=640)
     series = page.evaluate(
         """() => document.getElementById("chart-spectra").drawn.spec.views[0].series[0]"""
     )
