@@ -158,7 +158,7 @@ def test_a_training_run_brings_its_network_and_its_data(tmp_path: Path, changes)
     data = dataset("digits", **changes)
     model = network("F-4", data.input_shape, 10)
     train(model, data, Recipe(seed=0, epochs=1, lr=0.01), folder=tmp_path / "run")
-    assert trained.run_config(tmp_path / "run")["recipe"]["epochs"] == 1
+    assert trained.finished_run(tmp_path / "run").config.recipe.epochs == 1
     found = trained.load_run(tmp_path / "run")
     for a, b in zip(found.parameters(), model.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -183,18 +183,33 @@ def test_a_diverged_run_is_to_be_trained_again(tmp_path: Path) -> None:
     assert train(model, data, Recipe(seed=0, epochs=2, lr=1e30), folder=tmp_path / "run").diverged
     words = r"run': the training diverged in epoch \d; train again with a smaller --lr"
     with pytest.raises(CurvescopeError, match=words):
-        trained.run_config(tmp_path / "run")
+        trained.finished_run(tmp_path / "run")
 
 
 def test_what_is_no_training_run(tmp_path: Path) -> None:
     with pytest.raises(CurvescopeError, match="is not the folder of a training run; make one"):
-        trained.run_config(tmp_path)
+        trained.finished_run(tmp_path)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(CurvescopeError, match="but of something else"):
-        trained.run_config(tmp_path)
-    (tmp_path / "config.json").write_text('{"recipe": {}, "data": {}}')
+    with pytest.raises(CurvescopeError, match="holds no Training, but something else"):
+        trained.finished_run(tmp_path)
+    data = dataset("digits", per_class=5)
+    model = network("F-4", data.input_shape, 10)
+    train(model, data, Recipe(seed=0, epochs=1), folder=tmp_path / "run")
+    (tmp_path / "run" / "weights" / "final.safetensors").unlink()
     with pytest.raises(CurvescopeError, match="has no final weights"):
-        trained.run_config(tmp_path)
+        trained.finished_run(tmp_path / "run")
+
+
+def test_final_weights_are_those_of_their_run(tmp_path: Path) -> None:
+    data = dataset("digits", per_class=5)
+    for seed in (0, 1):
+        model = network("F-4", data.input_shape, 10, generator=torch.Generator().manual_seed(seed))
+        train(model, data, Recipe(seed=seed, epochs=1), folder=tmp_path / str(seed))
+    final = tmp_path / "0" / "weights" / "final.safetensors"
+    for other in (tmp_path / "1" / "weights" / "final.safetensors", final.with_stem("initial")):
+        final.write_bytes(other.read_bytes())
+        with pytest.raises(CurvescopeError, match="is of another run or another epoch"):
+            trained.load_run(tmp_path / "0")
 
 
 LEAVES = """

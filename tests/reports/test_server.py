@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,8 @@ from curvescope.reports.compare import labels
 from curvescope.reports.runs import Found, find_runs
 from curvescope.reports.server import Viewer
 from curvescope.reports.training import render_training
+from curvescope.training.folder import TrainingFolder, identity_of
+from curvescope.training.records import Result
 
 
 @contextmanager
@@ -256,7 +259,7 @@ def test_a_damaged_run_is_listed_as_such_and_has_no_page(runs: Path, tmp_path: P
     assert list(found) == ["a", "b", "c", "d"]
     assert [run.whole for run in found.values()] == [False, False, False, True]
     assert found["a"].state == "damaged: 'stages/overview/result.json': is not JSON"
-    assert found["b"].state == "damaged: 'b': result.json is damaged"
+    assert found["b"].state == "damaged: 'result.json': holds no Result, but something else"
     assert str(tmp_path) not in "".join(run.state for run in found.values())
     with serving(tmp_path) as server:
         status, body, _ = inside(server, "")
@@ -310,8 +313,10 @@ def test_a_training_has_a_page(viewer: Viewer, runs: Path) -> None:
     assert digest in body
     for words in ("F-4 on digits", "recipe.lr", "Loss of each epoch", "Accuracy of each epoch"):
         assert words in body
-    result = io.read_json(runs / "trained" / "result.json")
-    assert f"{100 * (1 - result['test']['accuracy']):.2f} % of the answers are wrong" in body
+    result = TrainingFolder(runs / "trained").result()
+    assert result is not None
+    assert result.test is not None
+    assert f"{100 * (1 - result.test.accuracy):.2f} % of the answers are wrong" in body
     assert 'href="../"' in body  # back to the list
     list_page = inside(viewer, "")[1]
     assert 'href="report/trained"' in list_page
@@ -329,26 +334,32 @@ def test_a_page_leads_from_a_training_to_its_analysis(runs: Path, tmp_path: Path
 
 def test_a_training_that_diverged_or_is_damaged(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "trained", tmp_path / "a")
-    io.write_json(tmp_path / "a" / "result.json", {"train": None, "test": None, "diverged": 2})
+    owner = identity_of(TrainingFolder(tmp_path / "a").config)
+    io.save(tmp_path / "a" / "result.json", Result(None, None, 2), owner=owner)
     (tmp_path / "a" / "weights" / "final.safetensors").unlink()
-    lines = (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()
-    lines[-1] = lines[-1].replace('"loss": ', '"loss": NaN, "old": ')
-    (tmp_path / "a" / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    log = tmp_path / "a" / "metrics.jsonl"
+    *epochs, last = TrainingFolder(tmp_path / "a").epochs()
+    epochs.append(replace(last, test_loss=float("nan")))
+    log.write_text("".join(io.line(log, epoch, owner=owner) for epoch in epochs))
     page = render_training(tmp_path / "a")
     assert "diverged in epoch 2; there are no final weights" in page
     assert "not there yet" in page
     assert "NaN" not in page
     (tmp_path / "a" / "metrics.jsonl").write_text("3\n")
-    with pytest.raises(CurvescopeError, match="has lines that are no epochs"):
+    with pytest.raises(CurvescopeError, match="holds no Epoch"):
         render_training(tmp_path / "a")
 
 
 def test_trainings_are_compared(runs: Path, tmp_path: Path) -> None:
     for name in ("a", "b"):
         shutil.copytree(runs / "trained", tmp_path / name)
-    config = io.read_json(tmp_path / "b" / "config.json")
-    config["recipe"]["lr"] = 0.5
-    io.write_json(tmp_path / "b" / "config.json", config)
+    run = TrainingFolder(tmp_path / "b")
+    config, epochs, result = run.config, run.epochs(), run.result()
+    config = replace(config, recipe=replace(config.recipe, lr=0.5))
+    owner, log = identity_of(config), tmp_path / "b" / "metrics.jsonl"
+    io.save(tmp_path / "b" / "config.json", config)
+    io.save(tmp_path / "b" / "result.json", result, owner=owner)
+    log.write_text("".join(io.line(log, epoch, owner=owner) for epoch in epochs))
     with serving(tmp_path) as server:
         status, body, _ = inside(server, "compare?run=a&run=b")
     assert status == 200

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,8 @@ from torch import nn
 from curvescope import io
 from curvescope._checks import CurvescopeError
 from curvescope.training import Progress, Recipe, load_network, load_weights, train, train_many
-from curvescope.training.folder import RunFolder, State, differences
+from curvescope.training.folder import RunFolder, State, TrainingFolder, differences
+from curvescope.training.run import configuration, describe
 from tests.training.problems import data, flat, model
 
 RECIPES = {
@@ -212,8 +213,7 @@ def test_what_a_folder_holds(tmp_path: Path) -> None:
         "weights/final.safetensors",
         "weights/initial.safetensors",
     ]
-    config = io.read_json(tmp_path / "config.json")
-    assert Recipe(**config["recipe"]) == recipe
+    assert TrainingFolder(tmp_path).config.recipe == recipe
     notes = load_weights(tmp_path, model())
     assert notes["averaged"] is True
     assert Recipe(**notes["recipe"]) == recipe
@@ -255,7 +255,7 @@ def snapshot(folder: Path) -> dict[str, bytes]:
     [
         ({"recipe": {"lr": 0.06}}, "recipe.lr is 0.05 there and 0.06 here"),
         ({"recipe": {"seed": 2, "epochs": 41}}, "seed is 1 there and 2 here; recipe.epochs is 40"),
-        ({"net": model(seed=4)}, "initial weights is '.*' there and '.*' here"),
+        ({"net": model(seed=4)}, "initial_weights is '.*' there and '.*' here"),
         ({"net": model("F-9")}, "network.name is 'F-8' there and 'F-9' here"),
         ({"data": data(seed=2)}, "data.sha256 is"),
         (
@@ -406,12 +406,42 @@ def test_damaged_results_and_logs_are_named(tmp_path: Path) -> None:
     train(model(), data(), recipe, folder=tmp_path)
     good = (tmp_path / "metrics.jsonl").read_text()
     (tmp_path / "metrics.jsonl").write_text('{"epoch": 1}\n')
-    with pytest.raises(CurvescopeError, match=r"metrics\.jsonl has lines that are no epochs"):
+    with pytest.raises(CurvescopeError, match=r"metrics\.jsonl.: holds no Epoch"):
+        train(model(), data(), recipe, folder=tmp_path)
+    (tmp_path / "metrics.jsonl").write_text(good.splitlines()[0] + "\n")
+    with pytest.raises(CurvescopeError, match="the log ends at epoch 1, the run at 2"):
         train(model(), data(), recipe, folder=tmp_path)
     (tmp_path / "metrics.jsonl").write_text(good)
     (tmp_path / "result.json").write_text("[]")
-    with pytest.raises(CurvescopeError, match=r"result\.json is not a result"):
+    with pytest.raises(CurvescopeError, match=r"result\.json.: holds no Result"):
         train(model(), data(), recipe, folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("metrics.jsonl", "or it belongs to something else"),
+        ("result.json", "or it belongs to something else"),
+        ("weights/final.safetensors", "is of another run or another epoch"),
+    ],
+)
+def test_files_of_another_run_are_refused(tmp_path: Path, name: str, words: str) -> None:
+    recipe = replace(RECIPES["sgd"], epochs=2)
+    for folder, seed in (("a", 1), ("b", 2)):
+        train(model(), data(), replace(recipe, seed=seed), folder=tmp_path / folder)
+    (tmp_path / "a" / name).write_bytes((tmp_path / "b" / name).read_bytes())
+    with pytest.raises(CurvescopeError, match=words):
+        train(model(), data(), replace(recipe, seed=1), folder=tmp_path / "a")
+
+
+def test_a_flipped_bit_of_a_state_is_noticed(tmp_path: Path) -> None:
+    interrupted(tmp_path)
+    state = tmp_path / "state.safetensors"
+    raw = bytearray(state.read_bytes())
+    raw[-5] ^= 4
+    state.write_bytes(raw)
+    with pytest.raises(CurvescopeError, match="its checksum is wrong"):
+        train(model(), data(), RECIPES["sgd"], folder=tmp_path, resume=True)
 
 
 def test_a_log_that_lost_epochs_is_named(tmp_path: Path) -> None:
@@ -435,7 +465,8 @@ def test_differences_are_found_at_every_depth() -> None:
 def test_states_are_saved_no_more_often_than_they_are_worth(tmp_path: Path, monkeypatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    folder = RunFolder(tmp_path, {"recipe": asdict(RECIPES["sgd"])}, resume=False)
+    config = configuration(model(), RECIPES["sgd"], describe(None, data()), None)
+    folder = RunFolder(tmp_path, config, resume=False)
 
     def slow(*arguments: object) -> None:
         clock[0] += 2

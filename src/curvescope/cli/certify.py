@@ -224,6 +224,7 @@ def _subject(
 ) -> tuple[Subject, Path]:
     """Network and data, from a run or from what the user names, and the initial weights."""
     from curvescope.cli import inputs
+    from curvescope.training.folder import TrainingFolder
 
     if model is not None:
         check_code("--model", model)
@@ -232,7 +233,7 @@ def _subject(
             msg = "certify: RUN brings its own network and weights; give either RUN or --model"
             raise CurvescopeError(msg)
         subject = inputs.of_run(run, data, root=root, seed=seed)
-        return subject, run / "weights" / "initial.safetensors"
+        return subject, TrainingFolder(run).weights("initial")
     if model is None or weights is None or initial is None or data is None:
         msg = (
             "certify: needs the folder of a run, or --model, --weights, --initial and --data; "

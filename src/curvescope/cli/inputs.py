@@ -32,13 +32,13 @@ class Subject:
 
 def of_run(run: Path, data: str | None, *, root: Path | None, seed: int | None) -> Subject:
     """A finished training's network, with its own data or with data by another name."""
-    config = trained.run_config(run)
+    recipe = trained.finished_run(run).config.recipe
     splits = (
         trained.load_run_data(run, root=root, seed=seed)
         if data is None
         else load_data(data, root=root, seed=seed)
     )
-    return Subject(trained.load_run(run), splits, config["recipe"]["loss"])
+    return Subject(trained.load_run(run), splits, recipe.loss)
 
 
 def own(

@@ -24,6 +24,8 @@ from curvescope.identity import digest, file_digest
 from curvescope.problem import Problem
 from curvescope.sharpness.report import SharpnessReport, has_batch_statistics, sharpness
 from curvescope.sharpness.scores import scores
+from curvescope.training.folder import TrainingFolder
+from curvescope.training.records import Training
 
 FILE = "sharpness.json"
 _BATCH = 500
@@ -102,7 +104,7 @@ def measured_run(
         return _of_analysis(folder, folder)
     if not again and _has_stage(folder / "analysis"):
         return _of_analysis(folder / "analysis", folder)
-    trained.run_config(folder)
+    trained.finished_run(folder)
     identity = digest(
         file_digest(folder / "config.json"),
         file_digest(folder / "weights" / "final.safetensors"),
@@ -116,23 +118,21 @@ def measured_run(
             io.save(folder / FILE, Measured(identity, measuring, reports))
         source = "measured"
     return MeasuredRun(
-        _name(folder), folder, _training(config), _predicting(reports), source, _all_of(config)
+        _name(folder), folder, _training(config), _predicting(reports), source, config.data.samples
     )
 
 
-def _config(folder: Path) -> dict[str, Any] | None:
+def _config(folder: Path) -> Training | None:
     """The configuration of a training; None for an analysis."""
     where = f"compare {str(folder)!r}"
     if not (folder / "config.json").exists():
         msg = f"{where}: is not the folder of a run; make one with curvescope train or analyse"
         raise CurvescopeError(msg)
-    config = io.read_json(folder / "config.json")
-    if io.header(config) == Analysis.__name__:
-        return None
-    if not isinstance(config, dict) or "recipe" not in config:
+    kind = io.header(io.read_json(folder / "config.json"))
+    if kind not in (Analysis.__name__, Training.__name__):
         msg = f"{where}: is neither a training nor an analysis, but something else"
         raise CurvescopeError(msg)
-    return config
+    return None if kind == Analysis.__name__ else TrainingFolder(folder).config
 
 
 def _name(folder: Path) -> str:
@@ -165,22 +165,15 @@ def _of_analysis(folder: Path, shown: Path) -> MeasuredRun:
     )
 
 
-def _all_of(config: Mapping[str, Any]) -> int:
-    """The number of samples that a training had."""
-    return int(config["data"]["shapes"][-1][0])
-
-
-def _training(config: Mapping[str, Any]) -> dict[str, Any]:
+def _training(config: Training) -> dict[str, Any]:
     """What distinguishes trainings, from the configuration of one."""
-    network, data = config.get("network") or {}, config.get("data") or {}
-    recipe = config["recipe"]
-    known = {key: recipe.get(key) for key in ("optimizer", "weight_decay", "lr", "momentum")}
+    recipe = config.recipe
+    known = ("optimizer", "weight_decay", "lr", "momentum", "batch_size", "schedule", "epochs")
     return {
-        "network": network.get("name", "own model"),
-        "data": data.get("name"),
-        **known,
-        **{key: recipe.get(key) for key in ("batch_size", "schedule", "epochs", "seed")},
-        "penalty": config.get("penalty"),
+        "network": config.name,
+        "data": config.data.name,
+        **{key: getattr(recipe, key) for key in (*known, "seed")},
+        "penalty": config.penalty,
     }
 
 
@@ -195,22 +188,22 @@ def _kept(folder: Path, identity: str, measuring: Measuring) -> tuple[SharpnessR
 
 def _measure(
     folder: Path,
-    config: Mapping[str, Any],
+    config: Training,
     splits: load.Splits,
     measuring: Measuring,
     device: str,
     tell: Callable[[str], None],
 ) -> tuple[SharpnessReport, ...]:
     model = evaluated(trained.load_run(folder).to(load.choose_device(device)))
-    recipe, few = config["recipe"], splits.train
+    recipe, few = config.recipe, splits.train
     if measuring.samples is not None:
         g = torch.Generator().manual_seed(derived(measuring.seed, "samples"))
         few = load.choose_samples(few, measuring.samples, g)
 
     def problem(data: Any, mode: str = "eval") -> Problem:
         if mode == "eval":
-            return Problem(model, data, recipe["loss"], batch_size=_BATCH)
-        return Problem(model, _batches(data, recipe["batch_size"]), recipe["loss"], mode=mode)
+            return Problem(model, data, recipe.loss, batch_size=_BATCH)
+        return Problem(model, _batches(data, recipe.batch_size), recipe.loss, mode=mode)
 
     reports = {}
     for mode in ("eval", "train") if has_batch_statistics(model) else ("eval",):

@@ -4,50 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
-from curvescope import io
 from curvescope._checks import CurvescopeError
 from curvescope.data.normalise import KINDS
 from curvescope.experiments.load import Splits
 from curvescope.experiments.training import NamedData, named_data
+from curvescope.training.folder import TrainingFolder
+from curvescope.training.records import DataNote
 from curvescope.training.run import describe
 from curvescope.training.weights import load_network
 
 
-def run_config(folder: Path) -> dict[str, Any]:
-    """The configuration of a finished training run.
+def finished_run(folder: Path) -> TrainingFolder:
+    """A finished training run.
 
     Raises:
         CurvescopeError: If the folder holds none, or one that is unfinished or diverged.
     """
     where = f"--run {str(folder)!r}"
-    if not (folder / "config.json").is_file():
+    if not (folder / "config.json").exists():
         msg = f"{where}: is not the folder of a training run; make one with curvescope train"
         raise CurvescopeError(msg)
-    config = io.read_json(folder / "config.json")
-    if not isinstance(config, dict) or not {"recipe", "data"} <= config.keys():
-        msg = f"{where}: is not the folder of a training run, but of something else"
+    run = TrainingFolder(folder)
+    end = run.result()
+    if end is not None and end.diverged is not None:
+        msg = (
+            f"{where}: the training diverged in epoch {end.diverged}; train again with a smaller "
+            "--lr"
+        )
         raise CurvescopeError(msg)
-    if not (folder / "weights" / "final.safetensors").is_file():
-        msg = f"{where}: {_without_weights(folder)}"
+    if not (folder / "weights" / "final.safetensors").exists():
+        msg = f"{where}: has no final weights; finish it with curvescope train --resume"
         raise CurvescopeError(msg)
-    return config
-
-
-def _without_weights(folder: Path) -> str:
-    """Why a run has no final weights, and what helps."""
-    end = io.read_json(folder / "result.json") if (folder / "result.json").is_file() else None
-    if isinstance(end, dict) and end.get("diverged") is not None:
-        return f"the training diverged in epoch {end['diverged']}; train again with a smaller --lr"
-    return "has no final weights; finish it with curvescope train --resume"
+    return run
 
 
 def load_run(folder: Path) -> nn.Module:
-    """The trained network."""
-    return load_network(folder)
+    """The trained network.
+
+    Raises:
+        CurvescopeError: If its final weights are damaged, or not those of this run.
+    """
+    return load_network(TrainingFolder(folder).weights("final"))
 
 
 def load_run_data(folder: Path, *, root: Path | None = None, seed: int | None = None) -> Splits:
@@ -65,30 +65,29 @@ def load_run_data(folder: Path, *, root: Path | None = None, seed: int | None = 
     Raises:
         CurvescopeError: If nothing under this name has the same contents.
     """
-    noted = run_config(folder)["data"]
+    noted = finished_run(folder).config.data
     where = f"--run {str(folder)!r}"
-    if not noted.get("name"):
+    if not noted.name:
         msg = f"{where}: was trained on data without a name; name it with --data"
         raise CurvescopeError(msg)
-    name = str(noted["name"])
-    for found in _candidates(noted, name, root, seed):
-        if describe(found, found.tensors)["sha256"] == noted["sha256"]:
-            return Splits(found.train, found.test, name)
+    for found in _candidates(noted, noted.name, root, seed):
+        if describe(found, found.tensors).sha256 == noted.sha256:
+            return Splits(found.train, found.test, noted.name)
     msg = (
-        f"{where}: the data found as {name!r} is not what it was trained on; give --root or "
+        f"{where}: the data found as {noted.name!r} is not what it was trained on; give --root or "
         "--data-seed as in training, or name the data with --data"
     )
     raise CurvescopeError(msg)
 
 
 def _candidates(
-    noted: dict[str, Any], name: str, root: Path | None, seed: int | None
+    noted: DataNote, name: str, root: Path | None, seed: int | None
 ) -> Iterator[NamedData]:
     """The data as it was asked for; where that is not noted, the whole set or a balanced part."""
-    if (asked := noted.get("asked")) is not None:
+    if (asked := noted.asked) is not None:
         yield named_data(name, root=root, **{**asked, **({} if seed is None else {"seed": seed})})
         return
-    samples = int(noted["shapes"][0][0])
+    samples = noted.samples
     if name.startswith("gaussian-mixture"):
         classes = int(name.partition("-C")[2].partition("-")[0])
         yield named_data(name, per_class=samples // classes, seed=seed)

@@ -19,6 +19,7 @@ from curvescope.io.files import (
 from curvescope.io.stored import (
     append_line,
     header,
+    line,
     load,
     load_lines,
     pack,
@@ -26,9 +27,15 @@ from curvescope.io.stored import (
     tensors_beside,
     unpack,
 )
-from curvescope.io.tensors import read_tensors, tensor_bytes, write_tensors
+from curvescope.io.tensors import (
+    NOTES,
+    notes_of,
+    read_notes,
+    read_tensors,
+    tensor_bytes,
+    write_tensors,
+)
 from curvescope.io.text import (
-    append_json_line,
     json_text,
     parse_json,
     read_json,
@@ -37,8 +44,8 @@ from curvescope.io.text import (
 )
 
 __all__ = [
+    "NOTES",
     "PathLike",
-    "append_json_line",
     "append_line",
     "atomic",
     "atomic_all",
@@ -47,15 +54,18 @@ __all__ = [
     "flush",
     "header",
     "json_text",
+    "line",
     "load",
     "load_lines",
     "make_folder",
+    "notes_of",
     "pack",
     "parse_json",
     "part_files",
     "read_bytes",
     "read_json",
     "read_json_lines",
+    "read_notes",
     "read_tensors",
     "readable",
     "remove_parts",

@@ -26,13 +26,14 @@ _HEADER = ("type", "format", "checksum")
 _REMEDY = "remove it and make it anew"
 
 
-def save(path: PathLike, value: Any, kind: Any = None) -> None:
+def save(path: PathLike, value: Any, kind: Any = None, *, owner: str = "") -> None:
     """Write a dataclass, and its tensors beside it; the file is there when both are complete.
 
     Args:
         path: A ``.json`` file; its folder must exist.
         value: A frozen dataclass.
         kind: Its type, where that has parameters.
+        owner: What it belongs to; only who names the same owner can read it.
 
     Raises:
         CurvescopeError: If a field is not what its annotation says, or it cannot be written.
@@ -50,7 +51,7 @@ def save(path: PathLike, value: Any, kind: Any = None) -> None:
     Traceback (most recent call last):
     curvescope._checks.CurvescopeError: ...: is damaged, its checksum is wrong; ...
     """
-    plain, tensors = _packed(path, value, kind)
+    plain, tensors = _packed(path, value, kind, owner)
     text = json_text(path, plain)
     if not tensors:
         with atomic(path) as temporary:
@@ -63,13 +64,14 @@ def save(path: PathLike, value: Any, kind: Any = None) -> None:
         file.write_text(text, encoding="utf-8")
 
 
-def load(path: PathLike, kind: type[T], *, remedy: str = _REMEDY) -> T:
+def load(path: PathLike, kind: type[T], *, owner: str = "", remedy: str = _REMEDY) -> T:
     """What :func:`save` wrote.
 
     Args:
         path: The file.
         kind: What it must hold; a parameter ``Any`` takes whatever is there as plain JSON, without
             its tensors.
+        owner: What it belongs to.
         remedy: What to do about a file that is refused.
 
     Raises:
@@ -80,7 +82,7 @@ def load(path: PathLike, kind: type[T], *, remedy: str = _REMEDY) -> T:
     tensors: dict[str, Tensor] = {}
     if Any not in get_args(kind) and _mentions_tensors(stored):
         tensors, _ = read_tensors(tensors_beside(path), ours=True, links=False)
-    return unpack(kind, stored, repr(os.fspath(path)), tensors, remedy=remedy)
+    return unpack(kind, stored, repr(os.fspath(path)), tensors, owner=owner, remedy=remedy)
 
 
 def tensors_beside(path: PathLike) -> Path:
@@ -102,30 +104,47 @@ def header(stored: Any) -> str | None:
 # Lines ------------------------------------------------------------------------------------------
 
 
-def append_line(path: PathLike, value: Any) -> None:
+def append_line(path: PathLike, value: Any, *, owner: str = "") -> None:
     """Add a dataclass without tensors as one line; a crash can tear only this line.
 
     Raises:
         CurvescopeError: If it cannot be written.
     """
-    text = line(path, value)
+    text = line(path, value, owner=owner)
     with writing(path), Path(path).open("a", encoding="utf-8") as file:
         file.write(text)
 
 
-def line(path: PathLike, value: Any) -> str:
+def line(path: PathLike, value: Any, *, owner: str = "") -> str:
     """What :func:`append_line` writes; ``path`` is what errors are about."""
-    return encoded(path, _packed(path, value, None)[0], indent=None) + "\n"
+    return encoded(path, _packed(path, value, None, owner)[0], indent=None) + "\n"
 
 
-def load_lines(path: PathLike, kind: type[T], *, remedy: str = _REMEDY) -> list[T]:
+def load_lines(
+    path: PathLike,
+    kind: type[T],
+    *,
+    owner: str = "",
+    until: int | None = None,
+    remedy: str = _REMEDY,
+) -> list[T]:
     """The dataclasses of a file of lines; a last line without its end is left out as torn.
+
+    Args:
+        path: The file.
+        kind: What each line must hold.
+        owner: What the lines belong to.
+        until: How many of them are wanted; what comes after these is not looked at.
+        remedy: What to do about a line that is refused.
 
     Raises:
         CurvescopeError: If the file is missing, or a complete line is not what was written.
     """
     where = repr(os.fspath(path))
-    return [unpack(kind, stored, where, remedy=remedy) for stored in read_json_lines(path)]
+    return [
+        unpack(kind, stored, where, owner=owner, remedy=remedy)
+        for stored in read_json_lines(path, until=until)
+    ]
 
 
 # With a header ----------------------------------------------------------------------------------
@@ -133,11 +152,13 @@ def load_lines(path: PathLike, kind: type[T], *, remedy: str = _REMEDY) -> list[
 
 def pack(value: Any, kind: Any = None) -> dict[str, Any]:
     """A dataclass without tensors as plain JSON with its type, format and checksum."""
-    plain, _ = _packed("pack", value, kind)
+    plain, _ = _packed("pack", value, kind, "")
     return plain
 
 
-def _packed(path: PathLike, value: Any, kind: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _packed(
+    path: PathLike, value: Any, kind: Any, owner: str
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     kind = type(value) if kind is None else kind
     reserved = set(_HEADER) & fields_of(kind).keys()
     if reserved:
@@ -149,7 +170,7 @@ def _packed(path: PathLike, value: Any, kind: Any) -> tuple[dict[str, Any], dict
         msg = f"save({str(path)!r}): {error}; this cannot be stored"
         raise CurvescopeError(msg) from None
     head = {"type": _name(kind), "format": _format(kind)}
-    return {**head, "checksum": checksum({}, {**head, **plain}), **plain}, tensors
+    return {**head, "checksum": _owned({**head, **plain}, owner), **plain}, tensors
 
 
 def unpack(
@@ -158,6 +179,7 @@ def unpack(
     where: str,
     tensors: dict[str, Tensor] | None = None,
     *,
+    owner: str = "",
     remedy: str = _REMEDY,
 ) -> T:
     """The dataclass in plain JSON with a header.
@@ -167,6 +189,7 @@ def unpack(
         stored: The JSON.
         where: Where it comes from, for errors.
         tensors: Those that were stored with it.
+        owner: What it belongs to.
         remedy: What to do about what is refused.
 
     Raises:
@@ -184,8 +207,9 @@ def unpack(
             f"{remedy}"
         )
         raise CurvescopeError(msg)
-    if stored["checksum"] != checksum({}, content):
-        msg = f"{where}: is damaged, its checksum is wrong; {remedy}"
+    if stored["checksum"] != _owned(content, owner):
+        foreign = ", or it belongs to something else" if owner else ""
+        msg = f"{where}: is damaged, its checksum is wrong{foreign}; {remedy}"
         raise CurvescopeError(msg)
     plain = {name: value for name, value in content.items() if name not in _HEADER}
     try:
@@ -193,6 +217,10 @@ def unpack(
     except Misfit as error:
         msg = f"{where}: is damaged ({error}); {remedy}"
         raise CurvescopeError(msg) from None
+
+
+def _owned(content: dict[str, Any], owner: str) -> str:
+    return checksum({}, [owner, content] if owner else content)
 
 
 def _name(kind: Any) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from typing import Any
 
 import safetensors
 import safetensors.torch
@@ -17,8 +18,11 @@ from torch import Tensor
 from curvescope._checks import CurvescopeError
 from curvescope.io.checksum import checksum
 from curvescope.io.files import PathLike, atomic, check_regular, unreadable
+from curvescope.io.text import parse_json
 
 _KEY = "checksum"
+NOTES = "curvescope"
+"""The text with notes, as JSON, in the metadata of weights."""
 
 
 def write_tensors(
@@ -112,3 +116,22 @@ def read_tensors(
         msg = f"{str(path)!r}: is damaged, its checksum is wrong; restore it or make it anew"
         raise CurvescopeError(msg)
     return tensors, metadata
+
+
+def read_notes(path: PathLike) -> dict[str, Any]:
+    """The notes of a file that was written here with ``notes``, its tensors looked at as well.
+
+    Raises:
+        CurvescopeError: If it is missing, damaged, or from elsewhere.
+    """
+    _, metadata = read_tensors(path, ours=True, links=False)
+    return notes_of(metadata)
+
+
+def notes_of(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """What was noted with tensors; nothing in a file from elsewhere, whose text is no JSON."""
+    try:
+        notes = parse_json(metadata.get(NOTES, "{}"), "metadata")
+    except CurvescopeError:
+        return {}
+    return notes if isinstance(notes, dict) else {}

@@ -10,11 +10,10 @@ import json
 import math
 import os
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from curvescope._checks import CurvescopeError
-from curvescope.io.files import LARGEST, PathLike, atomic, read_bytes, writing
+from curvescope.io.files import LARGEST, PathLike, atomic, read_bytes
 
 _DEEPEST = 64
 _DIGITS = 40
@@ -78,33 +77,18 @@ def read_json(path: PathLike, *, largest: int = LARGEST, links: bool = True) -> 
     return parse_json(read_bytes(path, largest=largest, links=links), str(path))
 
 
-def append_json_line(path: PathLike, obj: Any) -> None:
-    """Add ``obj`` as one line of JSON; a crash can tear only this line, which a reader drops.
-
-    Raises:
-        CurvescopeError: If it cannot be written.
-
-    >>> import tempfile, pathlib
-    >>> log = pathlib.Path(tempfile.mkdtemp()) / "log.jsonl"
-    >>> append_json_line(log, {"epoch": 1})
-    >>> with log.open("a") as file:
-    ...     _ = file.write('{"epo')
-    >>> read_json_lines(log)
-    [{'epoch': 1}]
-    """
-    text = encoded(path, obj, indent=None)
-    with writing(path), Path(path).open("a", encoding="utf-8") as file:
-        file.write(text + "\n")
-
-
-def read_json_lines(path: PathLike) -> list[Any]:
+def read_json_lines(path: PathLike, *, until: int | None = None) -> list[Any]:
     """The objects of a file of JSON lines; a last line without its end is left out as torn.
+
+    Args:
+        path: The file.
+        until: How many lines are wanted; all if none.
 
     Raises:
         CurvescopeError: If the file is missing, or a complete line is not JSON.
     """
     *lines, _ = read_bytes(path).split(b"\n")
-    return [parse_json(line, str(path), what="a line") for line in lines]
+    return [parse_json(line, str(path), what="a line") for line in lines[:until]]
 
 
 def parse_json(text: str | bytes, place: str, *, what: str = "") -> Any:

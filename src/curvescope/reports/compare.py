@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from curvescope import io
 from curvescope.experiments.known import known
@@ -14,7 +15,8 @@ from curvescope.reports.blocks import Block, Chart, Section, Table
 from curvescope.reports.configuration import differing
 from curvescope.reports.runs import Found
 from curvescope.reports.sections.overview import cell
-from curvescope.reports.training import curves, epochs_of, weights_checksum
+from curvescope.reports.training import curves, weights_checksum
+from curvescope.training.folder import TrainingFolder
 
 _TELLING = ("recipe.", "network.", "penalty", "loss", "mode", "dtype", "data.samples")
 """Beginnings of settings' names by which readers know runs."""
@@ -23,12 +25,18 @@ _LONGEST = 24
 
 def compare(runs: Sequence[Found]) -> list[Section]:
     """The sections of a comparison, as far as the runs have them."""
-    configs = [io.read_json(run.path / "config.json") for run in runs]
+    configs = [_config(run) for run in runs]
     different = differing(configs)
     names = labels(runs, different)
     sections = [_numbers(runs, names), _settings(different, names)]
     found = (_measures(runs, names), _spectra(runs, names), _training(runs, names))
     return sections[:1] + [section for section in found if section] + sections[1:]
+
+
+def _config(run: Found) -> Any:
+    """What was asked of a run, as plain JSON."""
+    folder: Any = (RunDirectory if run.kind == "analysis" else TrainingFolder)(run.path)
+    return io.encode(folder.config)[0]
 
 
 def labels(runs: Sequence[Found], different: dict[str, list[str]]) -> list[str]:
@@ -128,7 +136,7 @@ def _spectra(runs: Sequence[Found], names: list[str]) -> Section | None:
 
 def _training(runs: Sequence[Found], names: list[str]) -> Section | None:
     chosen = {
-        name: epochs_of(run.path)
+        name: TrainingFolder(run.path).epochs()
         for run, name in zip(runs, names, strict=True)
         if run.kind == "training"
     }

@@ -31,7 +31,8 @@ from curvescope.reports.page import fill, write_report
 from curvescope.reports.sections import certificate
 from curvescope.reports.sections.spectra import verdict
 from curvescope.reports.sections.subject import listed
-from curvescope.reports.training import curves, epochs_of
+from curvescope.reports.training import curves
+from curvescope.training.folder import TrainingFolder
 
 
 def write_demonstration(found: Demonstration, *, figures: bool | None = None) -> Path:
@@ -157,7 +158,7 @@ def _verdict(run: RunDirectory, classes: int) -> str:
 
 def _training(found: Demonstration) -> Section:
     runs = _named(found)
-    epochs = {name: epochs_of(run.path.parent) for name, run in runs.items()}
+    epochs = {name: TrainingFolder(run.path.parent).epochs() for name, run in runs.items()}
     ends, slopes = [], []
     for name, run in runs.items():
         overview = run.result("overview", Overview)

@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from curvescope import io
 from curvescope._checks import CurvescopeError
@@ -18,7 +17,8 @@ from curvescope.experiments.lock import busy
 from curvescope.experiments.quantities import LARGEST, TRACE
 from curvescope.experiments.stages.overview import Overview
 from curvescope.experiments.store import RunDirectory
-from curvescope.reports.training import network_of, result_of, training_config
+from curvescope.training.folder import TrainingFolder
+from curvescope.training.records import Training
 
 _DEEPEST = 6
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE)
@@ -132,13 +132,14 @@ def kind_of(place: Path) -> str:
         CurvescopeError: If it cannot be read.
     """
     config = io.read_json(place / "config.json")
-    if io.header(config) == Analysis.__name__:
-        return "analysis"
+    named = {Analysis.__name__: "analysis", Training.__name__: "training"}
+    if (kind := named.get(io.header(config) or "")) is not None:
+        return kind
     if not isinstance(config, dict):
         return ""
     if config.get("kind") == "analysis":  # of an earlier version, which is refused with its reason
         return "analysis"
-    return "training" if "recipe" in config and "network" in config else ""
+    return "training" if {"recipe", "network"} <= config.keys() else ""
 
 
 def _looks_like_ours(place: Path) -> bool:
@@ -186,28 +187,24 @@ def _analysis(name: str, run: RunDirectory) -> Found:
 
 def _training(name: str, place: Path) -> Found:
     numbers: dict[str, str] = {}
-    config, result = training_config(place), result_of(place)
+    run = TrainingFolder(place)
+    config, result = run.config, run.result()
     state = "running" if busy(place) else "stopped"
     if result is not None:
-        state = "finished" if result["diverged"] is None else "diverged"
-        for split in ("train", "test"):
-            if fit := result[split]:
-                numbers |= _fit(split, fit["loss"], _error(fit))
+        state = "finished" if result.diverged is None else "diverged"
+        for split, fit in (("train", result.train), ("test", result.test)):
+            if fit is not None:
+                numbers |= _fit(split, fit.loss, 1 - fit.accuracy)
     return Found(
         name,
         place,
         "training",
-        network_of(config),
-        str(config["data"].get("name") or "own data"),
-        str(config["recipe"]["seed"]),
+        config.name,
+        str(config.data.name or "own data"),
+        str(config.recipe.seed),
         state,
         numbers,
     )
-
-
-def _error(fit: Mapping[str, Any]) -> float | None:
-    accuracy = fit.get("accuracy")
-    return None if accuracy is None else 1 - accuracy
 
 
 def _fit(split: str, loss: float, error: float | None) -> dict[str, str]:

@@ -10,11 +10,11 @@
 
 Every file is replaced in one step, so that a kill at any moment leaves a folder that is either
 finished or can be continued. Only the log grows line by line; a torn line is cut off on resuming.
+Every file carries a checksum that also holds the configuration: one of another run is refused.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +25,8 @@ from torch import Tensor, nn
 
 from curvescope import io
 from curvescope._checks import CurvescopeError
-from curvescope.training.weights import save_weights
+from curvescope.training.records import Epoch, Result, Training
+from curvescope.training.weights import load_weights, save_weights
 
 _OVERHEAD = 20
 """Time between two saved states, as a multiple of what saving took: at most 5 % of the run."""
@@ -39,12 +40,46 @@ class State:
     tensors: Mapping[str, Tensor]
 
 
+class TrainingFolder:
+    """The folder of a run, for reading.
+
+    Args:
+        path: A folder with a ``config.json`` of a training.
+
+    Raises:
+        CurvescopeError: If there is none, or it is damaged or of another version.
+    """
+
+    def __init__(self, path: io.PathLike) -> None:
+        self.path = Path(path)
+        self.config = io.load(self.path / "config.json", Training, remedy="train again")
+        self._owner = identity_of(self.config)
+
+    def result(self) -> Result | None:
+        """How the run ended; None while it has not."""
+        return result_of(self.path, self._owner)
+
+    def epochs(self) -> list[Epoch]:
+        """The log so far."""
+        return epochs_of(self.path, self._owner)
+
+    def weights(self, name: str) -> Path:
+        """The file of kept weights, ``initial`` or ``final``, if they are those of this run.
+
+        Raises:
+            CurvescopeError: If it is missing, damaged, or of another run.
+        """
+        file = self.path / "weights" / f"{name}.safetensors"
+        _check_weights(file, self._owner, 0 if name == "initial" else self.config.recipe.epochs)
+        return file
+
+
 class RunFolder:
     """A folder for one run, claimed by its configuration.
 
     Args:
         path: The folder; made when something is written.
-        config: What decides the outcome, as it will look in JSON.
+        config: What decides the outcome.
         resume: Whether an unfinished run may be continued.
 
     Raises:
@@ -52,9 +87,9 @@ class RunFolder:
             an unfinished run that is not to be resumed. Nothing has been written then.
     """
 
-    def __init__(self, path: io.PathLike, config: Mapping[str, Any], *, resume: bool) -> None:
+    def __init__(self, path: io.PathLike, config: Training, *, resume: bool) -> None:
         self.path = Path(path)
-        self._config: dict[str, Any] = json.loads(json.dumps(config))
+        self._config, self._owner = config, identity_of(config)
         self._saved_at = self._saving_took = 0.0
         self._check(resume)
 
@@ -71,11 +106,13 @@ class RunFolder:
                 return
             msg = f"{where}: is neither empty nor the folder of a run; name another one"
             raise CurvescopeError(msg)
-        different = differences(io.read_json(self.path / "config.json"), self._config)
+        remedy = "name another folder, or remove this one"
+        there = io.load(self.path / "config.json", Training, remedy=remedy)
+        different = differences(io.encode(there)[0], io.encode(self._config)[0])
         if different:
             msg = (
                 f"{where}: holds a run with another configuration ({'; '.join(different[:6])}); "
-                "name another folder, or remove this one"
+                f"{remedy}"
             )
             raise CurvescopeError(msg)
         if not resume and not self.finished:
@@ -90,38 +127,44 @@ class RunFolder:
         """Whether the run has come to its end."""
         return (self.path / "result.json").exists()
 
-    @property
-    def final(self) -> Path:
-        """The file of the final weights."""
-        return self.path / "weights" / "final.safetensors"
-
-    def result(self) -> dict[str, Any]:
-        """The result of a finished run."""
-        return io.read_json(self.path / "result.json")
+    def end(self, model: nn.Module) -> tuple[Result, tuple[Epoch, ...]]:
+        """The result of a finished run and its log; its final weights are put into the model."""
+        result = result_of(self.path, self._owner)
+        if result is None:
+            self.refuse("result.json is gone")
+        epochs = epochs_of(self.path, self._owner)
+        done = self._config.recipe.epochs if result.diverged is None else result.diverged - 1
+        if len(epochs) != done:
+            self.refuse(f"the log ends at epoch {len(epochs)}, the run at {done}")
+        if result.diverged is None:
+            final = self.path / "weights" / "final.safetensors"
+            _check_weights(final, self._owner, done)
+            load_weights(final, model)
+        return result, tuple(epochs)
 
     def begin(self, model: nn.Module) -> None:
         """Write the configuration and the initial weights, unless they are there."""
         try:
             (self.path / "weights").mkdir(parents=True, exist_ok=True)
-            for folder in (self.path, self.path / "weights"):
-                for left in folder.glob(".*.part"):  # of a process that was killed
-                    left.unlink()
         except OSError as error:
             msg = f"train(folder={str(self.path)!r}): cannot be made ({error.strerror})"
             raise CurvescopeError(msg) from None
+        io.remove_parts(self.path, self.path / "weights")
         if not (self.path / "config.json").exists():
-            io.write_json(self.path / "config.json", self._config)
+            io.save(self.path / "config.json", self._config)
         if not (self.path / "weights" / "initial.safetensors").exists():
             self.keep("initial", model, {"epoch": 0})
 
     def keep(self, name: str, model: nn.Module, notes: Mapping[str, Any]) -> None:
         """Keep the model's weights under a name."""
-        known = {key: self._config[key] for key in ("recipe", "data", "penalty")}
-        save_weights(self.path / "weights" / f"{name}.safetensors", model, {**known, **notes})
+        plain = io.encode(self._config)[0]
+        known = {key: plain[key] for key in ("recipe", "data", "penalty")}
+        file = self.path / "weights" / f"{name}.safetensors"
+        save_weights(file, model, {**known, **notes, "run": self._owner})
 
-    def log(self, epoch: Any) -> None:
+    def log(self, epoch: Epoch) -> None:
         """Add an epoch's numbers to the log."""
-        io.append_json_line(self.path / "metrics.jsonl", epoch)
+        io.append_line(self.path / "metrics.jsonl", epoch, owner=self._owner)
 
     def due(self) -> bool:
         """Whether enough time has passed since the last saved state."""
@@ -131,32 +174,29 @@ class RunFolder:
         """Save the state to go on from; the log up to it reaches the disk first."""
         started = time.monotonic()
         io.flush(self.path / "metrics.jsonl")
-        io.write_tensors(
-            self.path / "state.safetensors", state.tensors, {"epoch": str(state.epoch)}
-        )
+        notes = {"epoch": str(state.epoch), "run": self._owner}
+        io.write_tensors(self.path / "state.safetensors", state.tensors, notes)
         self._saved_at = time.monotonic()
         self._saving_took = self._saved_at - started
 
-    def epochs(self) -> list[dict[str, Any]]:
-        """The log so far."""
-        log = self.path / "metrics.jsonl"
-        return io.read_json_lines(log) if log.exists() else []
-
-    def load(self) -> tuple[State | None, list[dict[str, Any]]]:
+    def load(self) -> tuple[State | None, list[Epoch]]:
         """The last saved state, if any, and the log up to it; what comes later is cut off."""
         state = None
         if (self.path / "state.safetensors").exists():
-            tensors, metadata = io.read_tensors(self.path / "state.safetensors")
+            file = self.path / "state.safetensors"
+            tensors, metadata = io.read_tensors(file, ours=True, links=False)
             epoch = metadata.get("epoch", "")
-            if not epoch.isdecimal():
-                self.refuse("state.safetensors does not say its epoch")
+            if not epoch.isdecimal() or metadata.get("run") != self._owner:
+                self.refuse("state.safetensors does not say its epoch, or is of another run")
             state = State(int(epoch), tensors)
         done = state.epoch if state else 0
-        epochs = self.epochs()[:done]
+        epochs = epochs_of(self.path, self._owner, until=done)
         if len(epochs) < done:
             self.refuse(f"the log ends at epoch {len(epochs)}, the state at {done}")
-        with io.atomic(self.path / "metrics.jsonl") as temporary:
-            temporary.write_text("".join(json.dumps(epoch) + "\n" for epoch in epochs))
+        log = self.path / "metrics.jsonl"
+        with io.atomic(log) as temporary:
+            lines = "".join(io.line(log, epoch, owner=self._owner) for epoch in epochs)
+            temporary.write_text(lines, encoding="utf-8")
         return state, epochs
 
     def refuse(self, damage: str) -> NoReturn:
@@ -164,10 +204,44 @@ class RunFolder:
         msg = f"train(folder={str(self.path)!r}): is damaged, {damage}; start in another folder"
         raise CurvescopeError(msg)
 
-    def finish(self, result: Any) -> None:
+    def finish(self, result: Result) -> None:
         """Write the result, then remove the state."""
-        io.write_json(self.path / "result.json", result)
+        io.save(self.path / "result.json", result, owner=self._owner)
         (self.path / "state.safetensors").unlink(missing_ok=True)
+
+
+def identity_of(config: Training) -> str:
+    """By what the files of a run know that they belong to it."""
+    return str(io.pack(config)["checksum"])
+
+
+def result_of(folder: Path, owner: str) -> Result | None:
+    """How a run ended; None while it has not."""
+    file = folder / "result.json"
+    return io.load(file, Result, owner=owner, remedy="train again") if file.exists() else None
+
+
+def epochs_of(folder: Path, owner: str, *, until: int | None = None) -> list[Epoch]:
+    """The epochs of a log, in order; those after ``until`` are not looked at.
+
+    Raises:
+        CurvescopeError: If a line is damaged or of another run, or an epoch is missing.
+    """
+    log = folder / "metrics.jsonl"
+    if not log.exists():
+        return []
+    epochs = io.load_lines(log, Epoch, owner=owner, until=until, remedy="train again")
+    if [epoch.epoch for epoch in epochs] != list(range(1, len(epochs) + 1)):
+        msg = f"{str(log)!r}: is damaged, an epoch is missing or stands there twice; train again"
+        raise CurvescopeError(msg)
+    return epochs
+
+
+def _check_weights(file: Path, owner: str, epoch: int) -> None:
+    notes = io.read_notes(file)
+    if (notes.get("run"), notes.get("epoch")) != (owner, epoch):
+        msg = f"{str(file)!r}: is of another run or another epoch; train again"
+        raise CurvescopeError(msg)
 
 
 def _is_ours(entry: Path) -> bool:

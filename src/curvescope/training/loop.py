@@ -18,8 +18,8 @@ from curvescope.training.engine import make_engine
 from curvescope.training.folder import RunFolder
 from curvescope.training.objective import Fit, Penalty, as_tensors, check_fit, home, totals
 from curvescope.training.recipe import Recipe
+from curvescope.training.records import Epoch
 from curvescope.training.run import (
-    Epoch,
     Run,
     Trained,
     configuration,

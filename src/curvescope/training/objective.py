@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from curvescope._checks import CurvescopeError, one_of
+from curvescope._checks import AnyFloat, CurvescopeError, one_of
 from curvescope._state import held
 
 LOSSES = ("cross_entropy", "binary_logistic")
@@ -30,7 +30,7 @@ EVALUATION_BATCH = 1000
 class Fit:
     """Mean loss and accuracy on a data set."""
 
-    loss: float
+    loss: AnyFloat
     accuracy: float
 
     @classmethod

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from types import FunctionType, MethodType
@@ -21,24 +21,7 @@ from curvescope.training.folder import RunFolder, State
 from curvescope.training.learner import Learner
 from curvescope.training.objective import Fit, Penalty, refresh_batch_norm, totals
 from curvescope.training.recipe import Recipe
-from curvescope.training.weights import load_weights
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """The numbers of one epoch.
-
-    ``loss`` and ``accuracy`` are means over the steps of the epoch, while the weights were moving;
-    the test figures are those of the weights at its end, in evaluation mode.
-    """
-
-    epoch: int
-    lr: float
-    loss: float
-    accuracy: float
-    test_loss: float | None
-    test_accuracy: float | None
-    seconds: float
+from curvescope.training.records import DataNote, Epoch, Result, Training
 
 
 @dataclass(frozen=True)
@@ -99,8 +82,7 @@ class Run:
         state: State | None = None
         if self.folder is not None:
             self.folder.begin(self.model)
-            state, epochs = self.folder.load()
-            self.history = _history(self.folder, epochs)
+            state, self.history = self.folder.load()
         self.learner = Learner(self.model, self.recipe, self.penalty)
         if self.folder is not None and state is not None:
             self._restore(state, self.folder)
@@ -128,7 +110,7 @@ class Run:
             if self.diverged is None:
                 averaged = self.learner.average is not None
                 self.folder.keep("final", self.model, {"epoch": self.epoch, "averaged": averaged})
-            self.folder.finish({"train": fits[0], "test": fits[1], "diverged": self.diverged})
+            self.folder.finish(Result(fits[0], fits[1], self.diverged))
         return trained
 
     # Epochs --------------------------------------------------------------------------------
@@ -195,59 +177,40 @@ def _forms(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.d
 
 def finished(model: nn.Module, recipe: Recipe, folder: RunFolder) -> Trained:
     """The result of a run that is already there, with its final weights in the model."""
-    end = folder.result()
-    try:
-        fits = [Fit(**end[split]) if end[split] else None for split in ("train", "test")]
-        diverged: int | None = end["diverged"]
-    except (KeyError, TypeError):
-        folder.refuse("result.json is not a result")
-    history = tuple(_history(folder, folder.epochs()))
-    if diverged is None:
-        load_weights(folder.final, model)
-    return Trained(recipe, history, fits[0], fits[1], diverged, folder.path)
+    end, history = folder.end(model)
+    return Trained(recipe, history, end.train, end.test, end.diverged, folder.path)
 
 
-def _history(folder: RunFolder, epochs: Iterable[dict[str, Any]]) -> list[Epoch]:
-    try:
-        return [Epoch(**epoch) for epoch in epochs]
-    except TypeError:
-        folder.refuse("metrics.jsonl has lines that are no epochs")
-
-
-def describe(data: Any, tensors: Sequence[Tensor]) -> dict[str, Any]:
+def describe(data: Any, tensors: Sequence[Tensor]) -> DataNote:
     """A data set by its name, how it was asked for (where that is known), shapes and contents."""
-    return {
-        "name": getattr(data, "name", None),
-        "asked": getattr(data, "asked", None),
-        "shapes": [list(tensor.shape) for tensor in tensors],
-        "sha256": digest(*tensors),
-    }
+    name, asked = getattr(data, "name", None), getattr(data, "asked", None)
+    shapes = tuple(tuple(tensor.shape) for tensor in tensors)
+    return DataNote(name, asked, shapes, digest(*tensors))
 
 
 def configuration(
-    model: nn.Module, recipe: Recipe, data: dict[str, Any], penalty: Penalty | None
-) -> dict[str, Any]:
+    model: nn.Module, recipe: Recipe, data: DataNote, penalty: Penalty | None
+) -> Training:
     """What decides the outcome of a run: two runs with the same one may share a folder."""
     spec = getattr(model, "spec", None)
     state: Mapping[str, Tensor] = model.state_dict()
-    return {
-        "format": 1,
-        "network": asdict(spec) if isinstance(spec, NetworkSpec) else None,
-        "architecture": {name: list(tensor.shape) for name, tensor in state.items()},
-        "model": digest(model),
-        "frozen": _frozen(model),
-        "initial weights": digest(*state.values()),
-        "recipe": asdict(recipe),
-        "penalty": None if penalty is None else _name(penalty),
-        "data": data,
-    }
+    return Training(
+        network=spec if isinstance(spec, NetworkSpec) else None,
+        architecture={name: tuple(tensor.shape) for name, tensor in state.items()},
+        model=digest(model),
+        frozen=_frozen(model),
+        initial_weights=digest(*state.values()),
+        recipe=recipe,
+        penalty=None if penalty is None else _name(penalty),
+        data=data,
+    )
 
 
-def _frozen(model: nn.Module) -> list[str]:
+def _frozen(model: nn.Module) -> tuple[str, ...]:
     """The parameters that are not trained, and the parts that stay in evaluation mode."""
     parameters = [name for name, p in model.named_parameters() if not p.requires_grad]
     parts = [name for name, m in model.named_modules() if model.training and not m.training]
-    return parameters + parts
+    return (*parameters, *parts)
 
 
 def _name(penalty: Penalty) -> str:

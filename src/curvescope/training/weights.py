@@ -17,8 +17,6 @@ from curvescope._state import evaluated
 from curvescope.networks.names import network
 from curvescope.networks.spec import NetworkSpec
 
-_KEY = "curvescope"
-
 
 def save_weights(
     path: io.PathLike, model: nn.Module, notes: Mapping[str, Any] | None = None
@@ -35,7 +33,7 @@ def save_weights(
         "network": asdict(spec) if isinstance(spec, NetworkSpec) else None,
         **(notes or {}),
     }
-    io.write_tensors(path, model.state_dict(), {_KEY: json.dumps(described)})
+    io.write_tensors(path, model.state_dict(), {io.NOTES: json.dumps(described)})
 
 
 @torch.no_grad()
@@ -66,8 +64,8 @@ def load_weights(path: io.PathLike, model: nn.Module) -> dict[str, Any]:
     (F-3), 'fc1.weight' is [3, 2] in the file and [4, 2] in the model
     """
     where = f"load_weights({str(path)!r})"
-    tensors, metadata = io.read_tensors(_file(where, path))
-    notes = _notes(metadata)
+    tensors, metadata = io.read_tensors(_file(where, path), ours=Path(path).is_dir())
+    notes = io.notes_of(metadata)
     own = model.state_dict()
     _compare(where, tensors, own, notes)
     for name, tensor in tensors.items():
@@ -96,15 +94,16 @@ def load_network(path: io.PathLike) -> nn.Module:
     'F-3'
     """
     where = f"load_network({str(path)!r})"
-    tensors, metadata = io.read_tensors(_file(where, path))
-    spec = _notes(metadata).get("network")
-    if not isinstance(spec, dict) or {"name", "inputs", "classes"} - spec.keys():
+    tensors, metadata = io.read_tensors(_file(where, path), ours=Path(path).is_dir())
+    try:
+        spec = io.decode(NetworkSpec, io.notes_of(metadata).get("network"))
+    except CurvescopeError:
         msg = (
             f"{where}: the file does not say which network it belongs to; make the model and use "
             "load_weights(path, model)"
         )
-        raise CurvescopeError(msg)
-    model = network(spec["name"], spec["inputs"], spec["classes"], init=spec.get("init"))
+        raise CurvescopeError(msg) from None
+    model = network(spec.name, spec.inputs, spec.classes, init=spec.init)
     types = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
     if len(types) == 1:
         model.to(types.pop())
@@ -125,15 +124,6 @@ def _file(where: str, path: io.PathLike) -> Path:
         msg = f"{where}: is {what}; name a .safetensors file or the folder of a finished run"
         raise CurvescopeError(msg)
     return final
-
-
-def _notes(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Metadata is a stranger's text until it has been read as JSON."""
-    try:
-        notes = json.loads(metadata.get(_KEY, "{}"))
-    except ValueError:
-        return {}
-    return notes if isinstance(notes, dict) else {}
 
 
 def _compare(
