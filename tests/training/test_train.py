@@ -16,6 +16,7 @@ from curvescope.data import load_embedded
 from curvescope.networks import network
 from curvescope.problem import Problem
 from curvescope.training import Fit, Progress, Recipe, evaluate, train, train_many
+from curvescope.training import loop as training_loop
 from curvescope.training.engine import Engine, RecordedEngine, stretches, undone
 from curvescope.training.learner import Learner
 from curvescope.training.objective import refresh_batch_norm
@@ -317,6 +318,32 @@ def test_steps_before_a_recording_are_undone(optimizer: str) -> None:
     assert {name: tensor.data_ptr() for name, tensor in after.items()} == places
     assert all(torch.equal(tensor, before[name]) for name, tensor in after.items())
     assert {id(p) for p in net.parameters()} == {id(p) for p in learner.parameters}
+
+
+def test_a_recorded_training_is_the_same_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU does, with calls in place of graphs: rehearsed, undone, then replayed."""
+
+    def record(learners, branches):
+        with undone(learners):
+            for branch in [*branches, *branches]:
+                branch()
+        return lambda: [branch() for branch in branches]
+
+    recipe = replace(
+        RECIPE, epochs=4, batch_size=3, optimizer="gadam", lr=0.01, schedule="step",
+        weight_decay=0.1, average_from=1,
+    )  # fmt: skip
+    plain, recorded = model("F-8-BN"), model("F-8-BN")
+    expected = train(plain, data(), recipe, test=data(seed=1))
+    monkeypatch.setattr(
+        training_loop,
+        "make_engine",
+        lambda learners, X, y, capture: RecordedEngine(learners, X, y, record),
+    )
+    trained = train(recorded, data(), recipe, test=data(seed=1))
+    for name, tensor in plain.state_dict().items():
+        assert torch.equal(recorded.state_dict()[name], tensor), name
+    assert (trained.train, trained.test) == (expected.train, expected.test)
 
 
 @pytest.mark.parametrize(
