@@ -1,10 +1,11 @@
 """Torch's optimizers on the model's own parameters, and the average of their iterates.
 
 These are the functions behind ``torch.optim.SGD``, ``Adam`` and ``AdamW``, with torch's fused
-kernels: one pass over a parameter, its gradient and its moments. Measured on one thread, a step of
-F-200² takes 50 µs with SGD and momentum, and 130 µs with AdamW; 154 and 420 µs with ``foreach``; 77
-and 184 µs when the classes call the same kernels, and the classes also load torch's compiler at
-their first step, which takes a second. The functions leave ``p.grad`` alone, too.
+kernels: one pass over a parameter, its gradient and its moments. On one thread an update of F-200²
+takes 63 µs with SGD and momentum, and 150 µs with AdamW; 222 and 551 µs with ``foreach``; 95 and
+184 µs when the classes call the same kernels (``benchmarks/training.py``), and the classes also
+load torch's compiler at their first step, which takes a second. The functions leave ``p.grad``
+alone, too.
 
 The learning rate is a number on the device, so that a step can be captured in a CUDA graph and
 never waits; the kernels on a GPU want it in single precision.
