@@ -367,7 +367,7 @@ SEQUENCES = [
     Case(
         "sdpa-causal-positions",
         lambda: m.ScaledDotProduct(causal=True, per_token=True),
-        lambda: positions(length=3, classes=3, ignored=True, features=4),
+        lambda: positions(length=4, classes=3, ignored=True, features=4),
     ),
     Case("transformer-layer", m.Transformer, lambda: classes(3, 4)),
     Case("recurrent-loop", m.Recurrent, lambda: classes(3, 3)),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from curvescope.operators.hessian import Hessian
     from curvescope.operators.kronecker import KroneckerOperator
     from curvescope.operators.simple import Dense, Diagonal, Identity, LowRank
-    from curvescope.problem import ParamSpace, Problem
+    from curvescope.problem import ParamSpace, Problem, losses
     from curvescope.sharpness import (
         SharpnessReport,
         TraceRegulariser,
@@ -151,6 +151,7 @@ __all__ = [
     "log_distance",
     "logdet",
     "logit_clusters",
+    "losses",
     "minibatch_metric",
     "network",
     "output_hessian_theory",
@@ -191,7 +192,7 @@ _HOMES = {
     "curvescope.operators.hessian": ("Hessian",),
     "curvescope.operators.kronecker": ("KroneckerOperator",),
     "curvescope.operators.simple": ("Dense", "Diagonal", "Identity", "LowRank"),
-    "curvescope.problem": ("ParamSpace", "Problem"),
+    "curvescope.problem": ("ParamSpace", "Problem", "losses"),
     "curvescope.sharpness": (
         "SharpnessReport",
         "TraceRegulariser",

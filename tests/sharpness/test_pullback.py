@@ -10,14 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from curvescope.problem.losses import UserLoss, as_loss
+from curvescope.problem.losses import as_loss
 from curvescope.sharpness.tracing.batch_norm import batch_norm
 from curvescope.sharpness.tracing.capture import Capture
 from curvescope.sharpness.tracing.convolution import Settings
 from curvescope.sharpness.tracing.correlation import _folded, _tap_by_tap, correlate
 from curvescope.sharpness.tracing.forward import quiet
 from curvescope.sharpness.tracing.independence import samples_apart
-from curvescope.sharpness.tracing.output_probes import output_root
 from curvescope.sharpness.tracing.pullback import Folding, squared_gradients
 from curvescope.sharpness.tracing.relu import relu
 from curvescope.sharpness.tracing.signs import Signs
@@ -25,7 +24,7 @@ from tests.cases import CASES, Case, build
 from tests.reference.curvature import Reference
 from tests.sharpness.dense import flat_grad, trace_of_gauss_newton
 
-STANDARD = [c for c in CASES if c.params is None and not isinstance(as_loss(c.loss), UserLoss)]
+STANDARD = [c for c in CASES if c.params is None and as_loss(c.loss).closed_form]
 EXACT = 1e-10
 
 
@@ -51,13 +50,13 @@ def exact_trace(model: nn.Module, X: object, y: Tensor, loss: object) -> tuple[T
     with attention, quiet(model) as call, Capture(parameters, second_order=True) as capture:
         z = call(X)
     capture.interacting |= not samples_apart(model, X)
-    root = output_root(as_loss(loss), z, y)
+    root = as_loss(loss).probe(z, y)
     fold = Folding(Signs(torch.Generator()), whole=True)
     total = torch.zeros((), dtype=z.dtype)
     for e in units(root.shape):
         by_sample, rest = squared_gradients(capture, z, root(e), fold, create_graph=True)
         total = total + by_sample.sum() + rest
-    return total / root.count, capture
+    return total / root.weight, capture
 
 
 @pytest.mark.parametrize("case", STANDARD, ids=lambda case: case.name)

@@ -154,7 +154,7 @@ def stages_of(problem: Problem, layers: Sequence[str], *, classes: bool) -> dict
         plan[f"spectrum-{name}"] = partial(spectra.compute, name=name)
     for layer in layers:
         plan[stage_name("layer", layer)] = partial(layer_structure.compute, layer=layer)
-    if classes and problem.loss.name in ("cross_entropy", "binary_logistic"):
+    if classes and problem.loss.has_classes:
         plan["classes"] = class_structure.compute
         for layer in layers:
             plan[stage_name("classes", layer)] = partial(class_layers.compute, layer=layer)

@@ -30,9 +30,9 @@ Columns = dict[str, Tensor]  # name -> [k, *shape]
 
 
 class LinearisedBatch(ABC):
-    """Products with one batch's curvature; ``count`` is its number of loss terms."""
+    """Products with one batch's curvature; ``weight`` is that of its loss terms."""
 
-    count: int
+    weight: float
 
     @abstractmethod
     def product(self, mix: Mix, vectors: Columns) -> Columns:
@@ -71,7 +71,7 @@ class TapeBatch(LinearisedBatch):
         self._gradients: dict[str, int] = {}
         self._cotangent = -1
         self._loss: LossAt = problem.loss_at(self._z, batch)
-        self.count = self._loss.count
+        self.weight = self._loss.weight
         self._programs: dict[object, tuple[Program, Program]] = {}
 
     @property
@@ -231,7 +231,7 @@ class GraphBatch(LinearisedBatch):
         with problem.evaluation():
             self._z = problem.output(self._variables, batch)
             self._loss = problem.loss_at(self._z, batch)
-            self.count = self._loss.count
+            self.weight = self._loss.weight
             self._u = self._loss.gradient().requires_grad_()
             pieces = torch.autograd.grad(
                 self._z, list(self._variables.values()), self._u, create_graph=True,

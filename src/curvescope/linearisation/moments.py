@@ -106,13 +106,13 @@ class LayerMoments:
         self._batch = tuple(seen.output.new_zeros(shape).detach() for shape in shapes)
         self._total: tuple[Tensor, ...] | None = None
         self._ended = 0
-        self.samples = self.terms = 0
+        self.samples, self.weight = 0, 0.0
 
-    def add_inputs(self, x: Tensor, samples: int, terms: int) -> None:
+    def add_inputs(self, x: Tensor, samples: int, weight: float) -> None:
         """The inputs of some samples, in the layer's own layout."""
         self._begin()
         self.samples += samples
-        self.terms += terms
+        self.weight += weight
         add_input_moments(self._layer, x, samples, self._batch[1], self._batch[2])
 
     def add_errors(self, e: Tensor) -> None:
@@ -143,5 +143,5 @@ class LayerMoments:
         if self._total is not None:
             self._begin()
         errors, inputs, mean = self._total or self._batch
-        samples, terms = max(self.samples, 1), max(self.terms, 1)
-        return errors / (terms * self.positions), inputs / samples, mean / samples
+        samples, weight = max(self.samples, 1), self.weight or 1.0
+        return errors / (weight * self.positions), inputs / samples, mean / samples

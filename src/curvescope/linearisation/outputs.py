@@ -45,7 +45,7 @@ class GradientOuter:
 
     def apply(self, loss: LossAt, batch: int, t: Tensor) -> Tensor:
         """The product with each column."""
-        return _outer(loss, loss.terms(loss.gradient()[None]), t)
+        return _outer(loss, loss.slopes(), t)
 
 
 OutputMatrix = LossHessian | SampledFisher | GradientOuter

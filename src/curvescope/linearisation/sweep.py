@@ -26,7 +26,6 @@ from curvescope.linearisation.diagnosis import explain_failure
 from curvescope.linearisation.outputs import Mix
 from curvescope.linearisation.rules import Untraceable
 from curvescope.problem.batches import Batch
-from curvescope.problem.losses import UserLoss
 from curvescope.problem.params import ParamSpace
 from curvescope.problem.problem import Problem
 
@@ -56,8 +55,8 @@ class Options:
         if problem.device.type != "cuda" or self.keep is not True:
             msg = f"{where}: cuda_graph=True needs a model on a CUDA device and keep=True"
             raise CurvescopeError(msg)
-        if isinstance(problem.loss, UserLoss):
-            msg = f"{where}: cuda_graph=True needs one of the named losses, got a callable"
+        if not problem.loss.closed_form:
+            msg = f"{where}: cuda_graph=True needs a loss in closed form, got a callable"
             raise CurvescopeError(msg)
 
 
@@ -149,19 +148,19 @@ class Sweep:
     # Products -----------------------------------------------------------------------------------
 
     def product(self, mix: Mix, space: ParamSpace, X: Tensor, how: Options) -> Tensor:
-        """``[P, k]`` to ``[P, k]``: the mean over all terms."""
+        """``[P, k]`` to ``[P, k]``: the weighted mean over all terms."""
         self.problem.check_unchanged()
         rows = X.T.contiguous()
         try:
-            total, count = self._pass(mix, space, rows, how)
+            total, weight = self._pass(mix, space, rows, how)
         except Untraceable as reason:  # a step without a derivative shows only when it is applied
             self._give_up_tape(str(reason))
             self.release()
-            total, count = self._pass(mix, space, rows, how)
+            total, weight = self._pass(mix, space, rows, how)
         self._products += 1
-        if count == 0:
+        if weight == 0:
             raise CurvescopeError(_NOTHING)
-        return total.div_(count).T
+        return total.div_(weight).T
 
     def quadratic(self, mix: Mix, space: ParamSpace, X: Tensor, how: Options) -> Tensor | None:
         """``xᵀ Jᵀ B J x`` for the columns of ``[P, k]``, without backward passes.
@@ -172,7 +171,7 @@ class Sweep:
         self.problem.check_unchanged()
         rows = X.T.contiguous()
         total = torch.zeros(rows.shape[0], dtype=torch.float64, device=rows.device)
-        count = 0
+        weight = 0.0
         try:
             for tape in self._kept or self._forward_tapes():
                 if not isinstance(tape, TapeBatch):
@@ -180,13 +179,13 @@ class Sweep:
                 size = how.columns or self._forward_chunk(tape, space)
                 for piece, out in zip(rows.split(size), total.split(size), strict=True):
                     out += tape.quadratic(mix, space.columns(piece))
-                count += tape.count
+                weight += tape.weight
         except Untraceable as reason:
             self._give_up_tape(str(reason))
             return None
-        if count == 0:
+        if weight == 0:
             raise CurvescopeError(_NOTHING)
-        return total / count
+        return total / weight
 
     def _forward_tapes(self) -> Iterator[LinearisedBatch | None]:
         """Batches recorded forwards only, one at a time; None for another engine."""
@@ -199,7 +198,9 @@ class Sweep:
     def _forward_chunk(self, tape: TapeBatch, space: ParamSpace) -> int:
         return self._columns_for(tape.push_width(space.names), convolves=tape.convolves)
 
-    def _pass(self, mix: Mix, space: ParamSpace, rows: Tensor, how: Options) -> tuple[Tensor, int]:
+    def _pass(
+        self, mix: Mix, space: ParamSpace, rows: Tensor, how: Options
+    ) -> tuple[Tensor, float]:
         second_order = mix.residual != 0.0
         if how.keep is False:
             return self._stream(mix, space, rows, how.columns)
@@ -213,15 +214,15 @@ class Sweep:
 
     def _apply_kept(
         self, mix: Mix, space: ParamSpace, rows: Tensor, columns: int | None
-    ) -> tuple[Tensor, int]:
+    ) -> tuple[Tensor, float]:
         total = torch.empty_like(rows)
         for i, batch in enumerate(self._kept):
             self._accumulate(batch, mix, space, rows, total, columns, write=i == 0)
-        return total, sum(batch.count for batch in self._kept)
+        return total, sum(batch.weight for batch in self._kept)
 
     def _replayed(
         self, mix: Mix, space: ParamSpace, rows: Tensor, how: Options
-    ) -> tuple[Tensor, int]:
+    ) -> tuple[Tensor, float]:
         key = (mix, space.names, rows.shape[0], how.columns)
         if key not in self._graphs:
             columns = how.columns or self._chunk(self._kept[0], mix, space)
@@ -231,7 +232,7 @@ class Sweep:
                     return self._apply_kept(mix, space, rows, columns)[0]
 
             self._graphs[key] = CapturedProduct(apply, rows)
-        return self._graphs[key](rows), sum(batch.count for batch in self._kept)
+        return self._graphs[key](rows), sum(batch.weight for batch in self._kept)
 
     def _has(self, second_order: bool) -> bool:
         return bool(self._kept) and (self._kept_second_order or not second_order)
@@ -267,22 +268,22 @@ class Sweep:
 
     def _stream(
         self, mix: Mix, space: ParamSpace, rows: Tensor, columns: int | None
-    ) -> tuple[Tensor, int]:
+    ) -> tuple[Tensor, float]:
         total = torch.zeros_like(rows)
-        count = 0
+        weight = 0.0
         for batch in self.problem.batches():
             if mix.residual == 0.0 and self._engine == "tape":
-                count += self._stream_pull_back(batch, mix, space, rows, total, columns)
+                weight += self._stream_pull_back(batch, mix, space, rows, total, columns)
                 continue
             linearised = self._linearise(batch, second_order=mix.residual != 0.0, kept=False)
             self._accumulate(linearised, mix, space, rows, total, columns)
-            count += linearised.count
-        return total, count
+            weight += linearised.weight
+        return total, weight
 
     def _stream_pull_back(
         self, batch: Batch, mix: Mix, space: ParamSpace, rows: Tensor, total: Tensor,
         columns: int | None,
-    ) -> int:  # fmt: skip
+    ) -> float:  # fmt: skip
         """A Gauss–Newton product on a batch that is used once.
 
         The backward pass of the first column is autograd's own; it is recorded only if there are
@@ -298,7 +299,7 @@ class Sweep:
         _add(total[:1], space, {n: pulled[n][None] for n in first if n in pulled})
         if rows.shape[0] > 1:
             self._accumulate(tape, mix, space, rows[1:], total[1:], columns)
-        return tape.count
+        return tape.weight
 
     def _accumulate(
         self, batch: LinearisedBatch, mix: Mix, space: ParamSpace, rows: Tensor, total: Tensor,

@@ -103,7 +103,7 @@ class GramForm:
     """The dual of ``factor · (1/N) Σ_i J_iᵀ (Σ_k q_k q_kᵀ) J_i`` over some parameters (OP-8).
 
     Rows are in the order of the data: sample, direction. Nothing is computed before it is asked
-    for. ``N`` counts the terms of the loss.
+    for. ``N`` is the weight of all terms of the loss.
 
     Cost of :meth:`matrix`: one forward pass and ``K`` backward passes over the data (``K``
     directions a sample), repeated for every pair of blocks if the inputs and errors of all layers

@@ -105,7 +105,7 @@ class LayerSweep:
     def _stream(self, part: Part, mix: Mix, rows: Tensor, columns: int | None) -> Tensor:
         total = torch.zeros_like(rows)
         for matrix, c in mix.outputs:
-            own, terms = torch.zeros_like(rows), 0
+            own, terms = torch.zeros_like(rows), 0.0
             for factors, count in self._walk(part.layer, matrix, mix):
                 own += factors.product(rows, part, columns)
                 terms += count
@@ -147,17 +147,17 @@ class LayerSweep:
             pieces, counts = zip(*self._walk(layer, matrix, mix), strict=True)
             self._kept[layer, matrix] = (merged(pieces), sum(counts))
 
-    def _walk(self, layer: str, matrix: OutputMatrix, mix: Mix) -> Iterator[tuple[Factors, int]]:
-        """The factors of each batch and its number of loss terms."""
-        total = 0
+    def _walk(self, layer: str, matrix: OutputMatrix, mix: Mix) -> Iterator[tuple[Factors, float]]:
+        """The factors of each batch and the weight of its loss terms."""
+        total = 0.0
         for batch in self.problem.batches():
             seen = capture(self.problem, batch, [layer])
             if mix.residual and not self._vanishes(layer, seen, batch):
                 msg = f"layers: the network behind layer {layer!r} is not piecewise linear"
                 raise UnsupportedLayer(msg)
             loss = self.problem.loss_at(seen.output, batch)
-            total += loss.count
-            yield factors_of(seen, layer, root(matrix, loss, seen.output, batch.index)), loss.count
+            total += loss.weight
+            yield factors_of(seen, layer, root(matrix, loss, seen.output, batch.index)), loss.weight
         if total == 0:
             msg = "Problem(data): no target counts (all are ignored)"
             raise CurvescopeError(msg)

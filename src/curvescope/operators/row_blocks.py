@@ -50,19 +50,19 @@ class RowBlocks:
         return list(self.problem.batches())
 
     @cached_property
-    def counts(self) -> tuple[int, int]:
-        """Rows, and terms of the loss that count; one forward pass over the data."""
-        rows = terms = 0
+    def counts(self) -> tuple[int, float]:
+        """Rows, and the weight of all terms of the loss; one forward pass over the data."""
+        rows, weight = 0, 0.0
         # Before anything is known to fit, the data is not held: it may be large.
         for batch in self.__dict__.get("batches") or self.problem.batches():
             z = self._output(self.problem.variables(), batch).detach()
             u = self._pull(z, batch.target)
             rows += u.shape[0] * u.shape[1]
-            terms += self.problem.loss_at(z, batch).count
-        if terms == 0:
+            weight += self.problem.loss_at(z, batch).weight
+        if weight == 0:
             msg = "Problem(data): no target counts (all are ignored)"
             raise CurvescopeError(msg)
-        return rows, terms
+        return rows, weight
 
     def restrict(self, space: ParamSpace) -> RowBlocks:
         """The same rows over fewer parameters."""

@@ -1,7 +1,8 @@
 """What is differentiated: a model, a loss, data and the parameters that count as variables."""
 
+from curvescope.problem import losses
 from curvescope.problem.losses import Loss
 from curvescope.problem.params import ParamSpace
 from curvescope.problem.problem import Problem
 
-__all__ = ["Loss", "ParamSpace", "Problem"]
+__all__ = ["Loss", "ParamSpace", "Problem", "losses"]

@@ -150,13 +150,16 @@ class Problem:
 
     def loss_at(self, z: Tensor, batch: Batch) -> LossAt:
         """The loss at an output, checked on the first pass over the data."""
-        at = self.loss.at(z.detach(), batch.target)
+        z = z.detach()
+        at = self.loss.at(z, batch.target)
         if not self._checked and not bool(torch.isfinite(at.value())):
             msg = (
                 f"Problem: the loss of batch {batch.index} is not finite; look for infinite or NaN "
                 "inputs, or weights that overflow"
             )
             raise CurvescopeError(msg)
+        if not self._checked:
+            self.loss.check(z, batch.target)
         return at
 
     # Value, gradient, checks --------------------------------------------------------------------
@@ -176,23 +179,23 @@ class Problem:
         slope = torch.zeros(
             self.params.size if gradient else 0, dtype=self.dtype, device=self.device
         )
-        terms = 0
+        weight = 0.0
         for batch in self.batches():
             with self.evaluation():
                 z = self.output(variables, batch)
                 at = self.loss_at(z, batch)
                 total += at.value().double()
-                terms += at.count
+                weight += at.weight
                 if gradient:
                     pieces = torch.autograd.grad(
                         z, list(variables.values()), at.gradient(), allow_unused=True,
                         materialize_grads=True,
                     )  # fmt: skip
                     slope += self.params.flatten(dict(zip(variables, pieces, strict=True)))
-        if terms == 0:
+        if weight == 0:
             msg = "Problem(data): no target counts (all are ignored)"
             raise CurvescopeError(msg)
-        return (total / terms).to(self.dtype), slope / terms
+        return (total / weight).to(self.dtype), slope / weight
 
     def check(self) -> None:
         """Refuse a problem whose two identical passes disagree, naming the likely cause.

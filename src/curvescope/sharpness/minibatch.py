@@ -16,7 +16,6 @@ from curvescope.problem.losses import Loss, as_loss
 from curvescope.sharpness.tracing.capture import Capture
 from curvescope.sharpness.tracing.forward import batch_norms_train, quiet
 from curvescope.sharpness.tracing.independence import passed, samples_apart
-from curvescope.sharpness.tracing.output_probes import output_root
 from curvescope.sharpness.tracing.pullback import Folding, squared_gradients
 from curvescope.sharpness.tracing.signs import Signs
 from curvescope.spectra.estimate import Estimate
@@ -65,7 +64,7 @@ def minibatch_metric(
         X: The inputs of the batch.
         y: Its targets.
         generator: The source of the probes.
-        loss: One of the three named losses, or its torch module.
+        loss: As for :class:`curvescope.Problem`, but no callable that the library does not know.
         probes: How many cotangents per sample.
 
     Raises:
@@ -94,14 +93,14 @@ def minibatch_metric(
             model, X, passed(capture, z)
         )
     with torch.no_grad():
-        root = output_root(as_loss(loss), z, y)
+        root = as_loss(loss).probe(z, y)
         fold, rows, rest = Folding(stream), z.new_zeros(z.shape[0]), z.new_zeros(())
         for _ in range(probes):
             u = root(stream.draw(root.shape, z))
             by_sample, together = squared_gradients(capture, z, u, fold, create_graph=False)
             rows, rest = rows + by_sample / probes, rest + together / probes
     norm = sum((p.detach().double().square().sum() for p in parameters), torch.zeros(()).double())
-    trace = _estimate(rows.double(), rest.double(), float(root.count), probes)
+    trace = _estimate(rows.double(), rest.double(), float(root.weight), probes)
     return MinibatchMetric(trace, float(norm), float(root.value), z.shape[0])
 
 

@@ -37,11 +37,10 @@ from torch import Tensor, nn
 from curvescope import _checks
 from curvescope._checks import CurvescopeError
 from curvescope._state import differentiable
-from curvescope.problem.losses import Loss, UserLoss, as_loss
+from curvescope.problem.losses import Loss, OutputRoot, as_loss
 from curvescope.sharpness.tracing.capture import Capture
 from curvescope.sharpness.tracing.forward import batch_norms_train, quiet, run, take
 from curvescope.sharpness.tracing.independence import samples_apart
-from curvescope.sharpness.tracing.output_probes import OutputRoot, output_root
 from curvescope.sharpness.tracing.pullback import Folding, squared_gradients
 from curvescope.sharpness.tracing.signs import Signs
 
@@ -125,9 +124,9 @@ class TraceRegulariser:
         self.probes = _checks.positive_int(where, "probes", probes)
         self.samples = None if samples is None else _checks.positive_int(where, "samples", samples)
         self._stream = Signs(_checks.generator(where, generator))
-        self._given, self._loss = loss, as_loss(loss)
-        if kind == "ggn" and isinstance(self._loss, UserLoss):
-            output_root(self._loss, torch.zeros(1, 1), torch.zeros(1))  # says why not
+        self._loss = as_loss(loss)
+        if kind == "ggn" and not self._loss.closed_form:
+            self._loss.probe(torch.zeros(1, 1), torch.zeros(1))  # says why not
         self._curved: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
         self._independent: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
@@ -147,7 +146,7 @@ class TraceRegulariser:
         """Loss and penalty from one forward pass of the model as it is."""
         if self.samples is not None:
             z = run(model, X)
-            return Objective(self._value(z, y), self(model, X, y), z)
+            return Objective(self._loss.mean(z, y), self(model, X, y), z)
         return self._both(model, lambda inputs: run(model, inputs), X, y)
 
     def tensors(self, device: torch.device) -> dict[str, Tensor]:
@@ -181,13 +180,13 @@ class TraceRegulariser:
                     z = call(X)
                 if self.kind == "ggn" or not (capture.curved or capture.shared):
                     capture.interacting = not self._apart(model, X)
-                    root = output_root(self._loss, z, y)
+                    root = self._loss.probe(z, y)
                     trace = self._pulled_back(capture, root, z)
                     return Objective(root.value, self.weight * trace, z)
                 self._curved[model] = True  # from now on at once
             with Capture(parameters, second_order=False):
                 z = call(X)
-            value = self._value(z, y)
+            value = self._loss.mean(z, y)
             return Objective(value, self.weight * self._quadratic_form(value, parameters), z)
 
     def _apart(self, model: nn.Module, X: Any) -> bool:
@@ -206,19 +205,13 @@ class TraceRegulariser:
         """
         if self.kind == "ggn":
             return False
-        if isinstance(self._loss, UserLoss) or batch_norms_train(model):
+        if not self._loss.closed_form or batch_norms_train(model):
             return True
         if model not in self._curved:
             with quiet(model) as call, Capture(model.parameters(), second_order=False) as capture:
                 call(X)
             self._curved[model] = capture.curved is not None or capture.shared
         return self._curved[model]
-
-    def _value(self, z: Tensor, y: Any) -> Tensor:
-        if isinstance(self._loss, UserLoss):
-            assert callable(self._given), "as_loss has checked it"
-            return self._given(z, y)
-        return output_root(self._loss, z, y).value
 
     def _pulled_back(self, capture: Capture, root: OutputRoot, z: Tensor) -> Tensor:
         total = torch.zeros((), dtype=z.dtype, device=z.device)
@@ -228,7 +221,7 @@ class TraceRegulariser:
             u = root(epsilon)
             by_sample, rest = squared_gradients(capture, z, u, fold, create_graph=True)
             total = total + share * (by_sample.sum() + rest)
-        return total / root.count
+        return total / root.weight
 
     def _epsilons(
         self, root: OutputRoot, z: Tensor, *, whole: bool

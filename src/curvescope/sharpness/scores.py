@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from curvescope.problem import Problem
 from curvescope.problem.batches import Batches
-from curvescope.problem.losses import BinaryLogistic, CrossEntropy, MeanSquare
+from curvescope.problem.losses import Terms
 from curvescope.spectra.control import Status
 from curvescope.spectra.estimate import Estimate, Samples
 
@@ -23,7 +22,8 @@ class Scores:
 
     Both are exact for the split; ``stderr`` is their error as estimates of the mean over the
     distribution that the split was drawn from (infinite for a callable loss, which does not show
-    its terms). ``error`` is None where a loss has no right answers (``"mse"``, callables).
+    its terms). ``error`` is None where a loss has no right answers (``"mse"``, callables); every
+    term counts the same in it.
     """
 
     loss: Estimate[float]
@@ -45,40 +45,40 @@ def scores(problem: Problem) -> Scores:
     (0.3333, 3)
     """
     variables = problem.variables()
-    losses, wrong = Samples((), problem.device), Samples((), problem.device)
-    total, terms = torch.zeros((), dtype=torch.float64, device=problem.device), 0
+    total, weight, samples = torch.zeros((), dtype=torch.float64, device=problem.device), 0.0, 0
+    shown: list[Terms | None] = []
     for batch in problem.batches():
         with problem.evaluation():
             z = problem.output(variables, batch).detach()
         at = problem.loss_at(z, batch)
-        total, terms = total + at.value().double(), terms + at.count
-        each, misses = _terms(problem, z, batch.target)
-        if each is not None and len(each):
-            losses.add(each)
-        if misses is not None and len(misses):
-            wrong.add(misses.double())
-    stderr = float(losses.stderr) if losses.count else float("inf")
-    loss = Estimate(float(total / max(terms, 1)), stderr, 0, terms)
-    error = wrong.estimate(0, Status.DONE) if wrong.count else None
-    return Scores(loss, error, terms)
+        total, weight = total + at.value().double(), weight + at.weight
+        samples += at.count
+        shown.append(at.each())
+    value = float(total / (weight or 1.0))
+    terms = [own for own in shown if own is not None]
+    stderr = _stderr(terms, value) if len(terms) == len(shown) else float("inf")
+    return Scores(Estimate(value, stderr, 0, samples), _error(terms), samples)
 
 
-def _terms(problem: Problem, z: Tensor, target: Any) -> tuple[Tensor | None, Tensor | None]:
-    """The loss of each term, and whether its prediction is wrong, as far as a loss has them."""
-    loss = problem.loss
-    if isinstance(loss, CrossEntropy):
-        at = loss.at(z, target)
-        rows, labels = at.terms(z[None])[0], target.flatten()
-        counted = labels != loss.ignore
-        rows, labels = rows[counted], labels[counted]
-        return F.cross_entropy(rows, labels, reduction="none"), rows.argmax(-1) != labels
-    if isinstance(loss, BinaryLogistic):
-        flat, y = z.flatten(), target.flatten()
-        each = F.binary_cross_entropy_with_logits(flat, y.to(z.dtype), reduction="none")
-        return each, (flat > 0) != (y > 0)
-    if isinstance(loss, MeanSquare):
-        return (z - target).square().flatten(1).mean(1) if z.ndim > 1 else (z - target) ** 2, None
-    return None, None
+def _stderr(terms: Sequence[Terms], mean: float) -> float:
+    """The error of a weighted mean, ``√(n/(n − 1) Σ w² (ℓ − L)²) / Σ w``."""
+    losses = torch.cat([own.losses.double() for own in terms])
+    weights = torch.cat([own.weights.double() for own in terms])
+    n = len(losses)
+    if n < 2:
+        return float("inf")
+    spread = float((weights * (losses - mean)).norm())
+    return (n / (n - 1)) ** 0.5 * spread / float(weights.sum())
+
+
+def _error(terms: Sequence[Terms]) -> Estimate[float] | None:
+    """The share of wrong answers, where there are right ones."""
+    wrong = [own.wrong for own in terms if own.wrong is not None]
+    samples = Samples((), wrong[0].device) if wrong else None
+    for misses in wrong:
+        if samples is not None and len(misses):
+            samples.add(misses.double())
+    return samples.estimate(0, Status.DONE) if samples is not None and samples.count else None
 
 
 def on_other_data(

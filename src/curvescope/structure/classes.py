@@ -30,12 +30,13 @@ from torch import Tensor
 from curvescope._checks import CurvescopeError, MemoryLimitError
 from curvescope._state import full_precision
 from curvescope.linearisation import memory, samples
-from curvescope.linearisation.extended import Extended, extended, merge, scatter
+from curvescope.linearisation.extended import extended, merge, scatter
 from curvescope.operators.base import LinearOperator
 from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.operators.simple import LowRank
 from curvescope.problem import Problem
 from curvescope.problem.batches import Batch
+from curvescope.problem.losses import Classes
 from curvescope.spectra.exact import exact_spectrum
 
 PARTS = ("class", "cross", "diagonal", "between")
@@ -194,7 +195,7 @@ class _Means:
         self._logs = torch.full((classes, classes), -torch.inf, dtype=torch.float64, device=device)
         self._counts = torch.zeros(classes, dtype=torch.int64, device=device)
 
-    def add(self, z: Tensor, variables: dict[str, Tensor], batch: Batch, e: Extended) -> None:
+    def add(self, z: Tensor, variables: dict[str, Tensor], batch: Batch, e: Classes) -> None:
         """Pull back the weighted directions of every class that the batch contains."""
         at = self._problem.loss.at(z.detach(), batch.target)
         present = [c for c in e.labels.unique().tolist() if c >= 0]

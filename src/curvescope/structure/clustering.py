@@ -9,9 +9,9 @@ from torch import Tensor
 
 from curvescope import _checks
 from curvescope._checks import CurvescopeError
+from curvescope.linearisation.extended import extended
 from curvescope.linearisation.layers import Capture, capture, check_samples, linear_layers
 from curvescope.problem.batches import Batch
-from curvescope.problem.losses import CrossEntropy
 from curvescope.problem.problem import Problem
 
 
@@ -113,11 +113,11 @@ def logit_clusters(problem: Problem, layer: str) -> LogitClusters:
 
 
 def _labels(problem: Problem, batch: Batch, seen: Capture) -> Tensor:
-    y, z = batch.target, seen.output
-    if not isinstance(problem.loss, CrossEntropy) or z.ndim != 2 or bool((y < 0).any()):
-        msg = "logit_clusters(problem): needs cross-entropy with one class label for each sample"
+    where, z = "logit_clusters(problem)", seen.output
+    labels = extended(problem.loss, z.detach(), batch.target, where).labels
+    if z.ndim != 2 or z.shape[1] < 2 or bool((labels < 0).any()):
+        msg = f"{where}: needs cross-entropy with one class label for each sample"
         raise CurvescopeError(msg)
-    labels: Tensor = y
     return labels
 
 

@@ -80,7 +80,8 @@ def kronecker_factors(
     """``E[M]`` and ``E[x xᵀ]`` of linear and convolution layers, in one pass over the data.
 
     Exact for every convex loss, in expectation over the labels (DH eq. 24, 27; A.2 for
-    convolutions). ``E[M]`` is a mean over the terms of the loss, ``E[x xᵀ]`` over the samples.
+    convolutions). ``E[M]`` is the weighted mean over the loss's terms, ``E[x xᵀ]`` that over the
+    samples.
 
     The product takes the ``T`` positions of a convolution as independent. Where errors and inputs
     agree at all positions, the layer's Hessian is ``T`` times as large as the product (as in DH
@@ -120,14 +121,14 @@ def kronecker_factors(
         for piece in pieces(problem, batch, _piece_size(problem, batch, names)):
             seen = capture(problem, piece, names)
             loss = problem.loss_at(seen.output, piece)
-            members: Members = {ALL: (None, seen.samples, loss.count)}
+            members: Members = {ALL: (None, seen.samples, loss.weight)}
             if by_class:
                 members, classes = _by_label(piece, seen.output, loss)
             directions = root(LossHessian(), loss, seen.output, piece.index)
             _add_piece(seen, directions, members, moments)
         for own in moments.values():
             own.end_batch()
-    if sum(own.terms for own in moments.values()) == 0:
+    if sum(own.weight for own in moments.values()) == 0:
         msg = "Problem(data): no target counts (all are ignored)"
         raise CurvescopeError(msg)
     return {
@@ -139,7 +140,7 @@ def kronecker_factors(
 
 
 ALL = -1
-Members = dict[int, tuple[Tensor | None, int, int]]  # label -> its samples; how many; loss terms
+Members = dict[int, tuple[Tensor | None, int, float]]  # label -> samples; how many; loss weight
 
 
 def _piece_size(problem: Problem, batch: Batch, names: Sequence[str]) -> int:
@@ -160,7 +161,7 @@ def _add_piece(
 ) -> None:
     """Add some samples of a batch, all layers and all labels."""
     for name in seen.modules:
-        for label, (index, samples, terms) in members.items():
+        for label, (index, samples, weight) in members.items():
             own = moments.setdefault((name, label), LayerMoments(seen, name))
             if own.positions != seen.positions[name]:
                 msg = (
@@ -168,7 +169,7 @@ def _add_piece(
                     f"batches, got {own.positions} and {seen.positions[name]}"
                 )
                 raise Inapplicable(msg)
-            own.add_inputs(_some(seen.inputs[name], index, seen.samples), samples, terms)
+            own.add_inputs(_some(seen.inputs[name], index, seen.samples), samples, weight)
     last = directions.shape[1] - 1
     for k in range(last + 1):
         for name, e in seen.pull_back(directions[:, k], last=k == last).items():
@@ -187,13 +188,16 @@ def _by_label(batch: Batch, z: Tensor, loss: LossAt) -> tuple[Members, int]:
     """The samples of each label, and the number of classes."""
     y, outputs = batch.target, z[0].numel()
     labels = isinstance(y, Tensor) and not y.is_floating_point() and y.numel() == z.shape[0]
-    if not labels or loss.count != z.shape[0]:
-        msg = "kronecker_factors(by_class=True): needs one class label for each sample"
+    if not labels or not loss.count == loss.weight == z.shape[0]:
+        msg = (
+            "kronecker_factors(by_class=True): needs one class label for each sample, all of the "
+            "same weight"
+        )
         raise CurvescopeError(msg)
     members: Members = {}
     for label in y.unique().tolist():
         index = (y.flatten() == label).nonzero()[:, 0]
-        members[label] = (index, len(index), len(index))
+        members[label] = (index, len(index), float(len(index)))
     return members, max(outputs, 2)
 
 

@@ -58,25 +58,25 @@ def full_output_hessian(
     names = linear_layers(problem, layers)
     total: Tensor | None = None
     means: dict[str, Tensor] = {}
-    samples = terms = 0
+    samples, weight = 0, 0.0
     for batch in problem.batches():
         check_samples(problem, batch, names)
         seen = capture(problem, batch, names)
         _check_plain(seen)
         loss = problem.loss_at(seen.output, batch)
-        samples, terms = samples + seen.samples, terms + loss.count
+        samples, weight = samples + seen.samples, weight + loss.weight
         for name, x in seen.inputs.items():
             own = x.reshape(seen.samples, -1).double().sum(0)
             means[name] = means[name] + own if name in means else own
         gram = _gram(seen, root(LossHessian(), loss, seen.output, batch.index))
         total = gram.double() if total is None else total + gram
-    if total is None or terms == 0:
+    if total is None or weight == 0:
         msg = "Problem(data): no target counts (all are ignored)"
         raise CurvescopeError(msg)
     return FullOutputHessian(
         names,
         tuple(matrix_shape(cast(Layer, problem.model.get_submodule(name)))[0] for name in names),
-        (mirror(total) / terms).to(problem.dtype),
+        (mirror(total) / weight).to(problem.dtype),
         tuple((means[name] / samples).to(problem.dtype) for name in names),
     )
 

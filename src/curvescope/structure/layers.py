@@ -27,9 +27,10 @@ from torch import Tensor
 from curvescope._checks import Inapplicable
 from curvescope._state import full_precision
 from curvescope.linearisation import samples
-from curvescope.linearisation.extended import Extended, extended
+from curvescope.linearisation.extended import extended
 from curvescope.linearisation.layers import linear_layers, record_layers
 from curvescope.problem import Problem
+from curvescope.problem.losses import Classes
 from curvescope.structure.moments import LayerMoments
 
 _CHUNK = 256 << 20  # bytes of inputs and errors recorded at a time
@@ -144,7 +145,7 @@ def layer_moments(
     problem.check_unchanged()
     names = linear_layers(problem, layers)
     moments: dict[str, LayerMoments] = {}
-    current: list[Extended] = []
+    current: list[Classes] = []
 
     def directions(z: Tensor, target: Any) -> Tensor:
         e = extended(problem.loss, z, target, "layer_statistics(problem)")

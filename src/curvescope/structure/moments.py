@@ -7,8 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from curvescope.linearisation.extended import Extended, merge
+from curvescope.linearisation.extended import merge
 from curvescope.linearisation.layers import LayerRecord
+from curvescope.problem.losses import Classes
 
 
 class LayerMoments:
@@ -34,7 +35,7 @@ class LayerMoments:
         self.error_means = zeros(classes, classes, m)  # δ_{cc'}
         self._logs = torch.full_like(zeros(classes, classes), -torch.inf)
 
-    def add(self, record: LayerRecord, e: Extended) -> None:
+    def add(self, record: LayerRecord, e: Classes) -> None:
         """Add a batch, recorded with the directions ``∂ℓ(z, y_c')/∂z`` in the order of classes."""
         X, E = record.inputs.double(), record.errors.double()  # [B, T, n], [B, C, T, m]
         member = torch.nn.functional.one_hot(e.labels.clamp(min=0), self.classes).double()

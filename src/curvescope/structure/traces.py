@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from curvescope.linearisation.extended import Extended, class_directions, extended
+from curvescope.linearisation.extended import class_directions, extended
 from curvescope.operators.gram import GramForm
+from curvescope.problem.losses import Classes
 from curvescope.structure.classes import ClassStructure
 
 
@@ -64,7 +65,7 @@ def class_traces(structure: ClassStructure) -> ClassTraces:
     return ClassTraces(structure.counts, total, class_, cross, diagonal, within)
 
 
-def outputs_of(form: GramForm) -> Iterator[Extended]:
+def outputs_of(form: GramForm) -> Iterator[Classes]:
     """The extended gradients in output space behind the rows of a Gram form, in its order."""
     problem = form.source.problem
     for batch in form.source.batches:

@@ -98,13 +98,13 @@ def _loss(problem: Problem, step: Tensor) -> float:
             problem.variables().items(), problem.params.unflatten(step).values(), strict=True
         )
     }
-    total, terms = 0.0, 0
+    total, weight = 0.0, 0.0
     for batch in problem.batches():
         with problem.evaluation():
             z = problem.output(moved, batch)
         at = problem.loss_at(z, batch)
-        total, terms = total + float(at.value().double()), terms + at.count
-    return total / max(terms, 1)
+        total, weight = total + float(at.value().double()), weight + at.weight
+    return total / (weight or 1.0)
 
 
 def _fit(problem: Problem) -> SplitFit:
@@ -125,6 +125,4 @@ def outputs(problem: Problem) -> int:
     batch = next(iter(problem.batches()))
     with problem.evaluation():
         z = problem.output(problem.variables(), batch).detach()
-    if problem.loss.name == "cross_entropy":
-        return int(z.shape[-1 if batch.target.shape == z.shape[:-1] else 1])
-    return max(int(z.shape[1:].numel()), 1)
+    return problem.loss.outputs(z, batch.target)

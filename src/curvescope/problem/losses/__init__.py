@@ -1,24 +1,30 @@
 """Losses: a file for each family, and what recognizes them.
 
-For the standard losses the output Hessian is applied in closed form; any other callable is
-differentiated twice.
+A loss says over what it averages, and has its Hessian at the output in closed form, a root of it,
+its likelihood and its classes where there are any; any other callable is differentiated twice.
 """
 
-from curvescope.problem.losses.base import Loss, LossAt
+from curvescope.problem.losses.base import Classes, Loss, LossAt, Terms
 from curvescope.problem.losses.binary import BinaryLogistic
-from curvescope.problem.losses.cross_entropy import CrossEntropy, CrossEntropyAt
-from curvescope.problem.losses.custom import UserLoss
-from curvescope.problem.losses.recognize import as_loss
-from curvescope.problem.losses.squared import MeanSquare, MeanSquareAt
+from curvescope.problem.losses.cross_entropy import CrossEntropy
+from curvescope.problem.losses.custom import Custom
+from curvescope.problem.losses.probes import OutputRoot
+from curvescope.problem.losses.recognize import BY_NAME, as_loss
+from curvescope.problem.losses.robust import Huber, SmoothL1
+from curvescope.problem.losses.squared import MeanSquare
 
 __all__ = [
+    "BY_NAME",
     "BinaryLogistic",
+    "Classes",
     "CrossEntropy",
-    "CrossEntropyAt",
+    "Custom",
+    "Huber",
     "Loss",
     "LossAt",
     "MeanSquare",
-    "MeanSquareAt",
-    "UserLoss",
+    "OutputRoot",
+    "SmoothL1",
+    "Terms",
     "as_loss",
 ]

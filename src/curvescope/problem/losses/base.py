@@ -1,27 +1,65 @@
 """What a loss is: its value, gradient and Hessian with respect to the model's output.
 
-A loss is an average of *terms*; each batch contributes the sum of its terms and their number, so
-that unequal batches are weighted as the average over everything demands.
+A loss is a weighted average of *terms*. Each batch contributes the sum of its weighted terms and
+their total weight, and the mean over all data is the ratio of the two sums: cutting the data into
+other batches changes nothing but rounding.
 
-All products below take ``t: [k, *output.shape]``, ``k`` directions at once.
+All products below take ``t: [k, *output.shape]``, ``k`` directions at once. A new loss is one file
+with a :class:`Loss` and a :class:`LossAt`, and one line in ``recognize.py``.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from curvescope._checks import CurvescopeError
+from curvescope.problem.losses.probes import OutputRoot
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The loss of each term that counts, its weight, and whether its prediction is wrong."""
+
+    losses: Tensor
+    weights: Tensor
+    wrong: Tensor | None  # None where a loss has no right answers
+
+
+@dataclass(frozen=True)
+class Classes:
+    """What a loss would say about every class, term by term; see ``linearisation.extended``.
+
+    Probabilities are kept as logarithms in float64: they may underflow, their ratios within a
+    class must not. An ignored term has the label −1 and the probability 0 for every class.
+    """
+
+    labels: Tensor  # [terms], int64
+    log_p: Tensor  # [terms, C], float64
+    directions: Tensor  # [terms, C, c]: c' ↦ ∂ℓ(z, y_c')/∂z, c entries of the output for a term
+
+    @property
+    def classes(self) -> int:
+        """``C``."""
+        return self.log_p.shape[1]
+
+    def roots(self) -> Tensor:
+        """``√p_c' · ∂ℓ(z, y_c')/∂z``: ``[terms, C, c]`` with ``Σ_c' r rᵀ = ∂²ℓ/∂z²``."""
+        half = torch.exp(0.5 * self.log_p).to(self.directions.dtype)
+        return half[..., None] * self.directions
 
 
 class LossAt(ABC):
-    """A loss at one batch's output ``z``, as a sum of ``count`` terms."""
+    """A loss at one batch's output ``z``: a sum of weighted terms, and their total ``weight``."""
 
-    count: int
+    weight: float
+    count: int  # terms that are not ignored
 
     @cached_property
     def draws(self) -> dict[Any, Tensor]:
@@ -30,7 +68,7 @@ class LossAt(ABC):
 
     @abstractmethod
     def value(self) -> Tensor:
-        """The sum of the terms."""
+        """The sum of the weighted terms."""
 
     @abstractmethod
     def gradient(self) -> Tensor:
@@ -40,9 +78,36 @@ class LossAt(ABC):
     def hessian(self, t: Tensor) -> Tensor:
         """``∂²/∂z² [t]`` of the sum, for each of the ``k`` directions."""
 
-    @abstractmethod
     def terms(self, t: Tensor) -> Tensor:
-        """``[k, *z.shape]`` seen as ``[k, terms, entries of a term]``."""
+        """``[k, *z.shape]`` seen as ``[k, terms, entries of a term]``; here a term per sample."""
+        return t.flatten(2) if t.ndim > 2 else t.unsqueeze(-1)
+
+    def scatter(self, t: Tensor, like: Tensor) -> Tensor:
+        """The inverse of :meth:`terms`."""
+        return t.reshape(like.shape)
+
+    def slopes(self) -> Tensor:
+        """``√w ∂ℓ/∂z`` of each term: ``[1, terms, c]``; their outer products add up with ``w``."""
+        return self.terms(self.gradient()[None])
+
+    def root(self) -> Tensor | None:
+        """``[s, terms, c]`` with ``Σ_s q qᵀ`` the Hessian of each weighted term, if it is psd.
+
+        Here the eigendecomposition of every term's Hessian.
+        """
+        like = self.gradient()[None]
+        _, terms, c = self.terms(like).shape
+        units = torch.eye(c, dtype=like.dtype, device=like.device)
+        columns = units[:, None].expand(c, terms, c).contiguous()
+        t = self.scatter(columns, like.expand(c, *like.shape[1:]))
+        hessian = self.terms(self.hessian(t)).movedim(0, -1)  # [terms, c, c]
+        values, vectors = torch.linalg.eigh((hessian + hessian.mT) / 2)
+        slack = 100 * c * torch.finfo(like.dtype).eps * values.abs().amax()
+        if bool((values < -slack).any()):
+            return None
+        roots = (values.clamp_min(0).sqrt()[:, None] * vectors).movedim(-1, 0)
+        alive = (values > slack).any(0)
+        return roots[alive] if bool(alive.any()) else roots[-1:]
 
     @abstractmethod
     def sample(self, samples: int, generator: torch.Generator) -> Tensor:
@@ -51,28 +116,81 @@ class LossAt(ABC):
         Their second moment, term by term, is the output Hessian: the Fisher information.
         """
 
-    def scatter(self, t: Tensor, like: Tensor) -> Tensor:
-        """The inverse of :meth:`terms`."""
-        return t.reshape(like.shape)
+    def each(self) -> Terms | None:
+        """The terms one by one; None for a loss that does not show them."""
+        return None
+
+    def classes(self, where: str) -> Classes:
+        """What the loss would say about every class.
+
+        Raises:
+            CurvescopeError: for a loss without classes.
+        """
+        msg = f"{where}: needs classes, that is loss='cross_entropy' or 'binary_logistic'"
+        raise CurvescopeError(msg)
+
+
+class Diagonal(LossAt):
+    """A loss whose Hessian is diagonal in the output: ``_curvature``, shaped like it."""
+
+    _curvature: Tensor
+
+    def hessian(self, t: Tensor) -> Tensor:
+        """See :class:`LossAt`."""
+        return self._curvature * t
+
+    def root(self) -> Tensor | None:
+        """See :class:`LossAt`: a unit vector for each entry."""
+        curvature = self.terms(self._curvature[None])[0]
+        return torch.diag_embed(curvature.sqrt()).movedim(-1, 0)
 
 
 class Loss(ABC):
-    """A loss function that averages over samples."""
+    """A loss function: what it is at an output, and what is known about it beforehand."""
 
     name: str
-    convex = True  # in the output, so that the Gauss–Newton matrix is positive semi-definite
+    average: str  # what it averages over, as a word
+    convex: bool = True  # in the output, so that the Gauss–Newton matrix is psd
+    closed_form: bool = True  # the Hessian is no derivative taken by autograd
+    has_classes: bool = False  # whether the class structure of G is defined
+
+    modules: ClassVar[tuple[type[nn.Module], ...]] = ()
+    functions: ClassVar[tuple[Callable[..., Tensor], ...]] = ()
+    """What it is called in torch; both with the settings of :meth:`from_torch`."""
+
+    @classmethod
+    def from_torch(cls, **settings: Any) -> Loss:
+        """The loss for the settings of its torch module or function, torch's own where not given.
+
+        An unknown one is a ``TypeError``.
+        """
+        return cls(**settings)
 
     @abstractmethod
     def at(self, output: Tensor, target: Any) -> LossAt:
         """The loss at a batch's output; refuses targets that do not fit with one sentence."""
 
+    def mean(self, output: Tensor, target: Any) -> Tensor:
+        """The mean over one batch, differentiable by the output; looks at no numbers."""
+        return self.probe(output, target).value
 
-class BySample(LossAt):
-    """A loss with a term per sample."""
+    @abstractmethod
+    def probe(self, output: Tensor, target: Any) -> OutputRoot:
+        """A differentiable root of the output Hessian, or a refusal; looks at no numbers."""
 
-    def terms(self, t: Tensor) -> Tensor:
-        """See :class:`LossAt`: one term per sample."""
-        return t.flatten(2) if t.ndim > 2 else t.unsqueeze(-1)
+    def outputs(self, output: Tensor, target: Any) -> int:
+        """The entries of one term, for classes their number."""
+        return max(int(output[:1].numel()), 1)
+
+    def classes(self, outputs: int) -> int | None:
+        """The number of classes that ``outputs`` tell apart; None for a loss without classes."""
+        return None
+
+    def check_target(self, target: Any) -> None:  # noqa: B027
+        """Refuse targets that fit no output at all; by default there are none."""
+
+    def check(self, output: Tensor, target: Any) -> None:  # noqa: B027
+        """Refuse a loss that is not the average it says, as far as one batch shows it."""
 
 
 def need_tensor(name: str, target: Any) -> None:
@@ -80,3 +198,12 @@ def need_tensor(name: str, target: Any) -> None:
     if not isinstance(target, Tensor):
         msg = f"{name}: the target must be a tensor, got {type(target).__name__}"
         raise CurvescopeError(msg)
+
+
+def no_likelihood(name: str) -> NoReturn:
+    """Refuse to draw targets from a loss that belongs to no distribution."""
+    msg = (
+        f"MonteCarloFisher: the loss {name!r} has no known distribution of targets; use "
+        "loss='cross_entropy', 'binary_logistic' or 'mse', or take GaussNewton"
+    )
+    raise CurvescopeError(msg)

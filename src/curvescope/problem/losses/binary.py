@@ -1,4 +1,4 @@
-"""The logistic loss of two classes."""
+"""The logistic loss of yes-or-no questions, one or several for each sample."""
 
 from __future__ import annotations
 
@@ -6,58 +6,180 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from curvescope._checks import CurvescopeError
-from curvescope.problem.losses.base import BySample, Loss, need_tensor
+from curvescope.problem.losses.base import Classes, Diagonal, Loss, Terms, need_tensor
+from curvescope.problem.losses.probes import DiagonalRoot
 
 
 class BinaryLogistic(Loss):
-    """``log(1 + e^z) − y z`` with one output per sample and ``y`` in {0, 1}."""
+    """torch's ``binary_cross_entropy_with_logits``.
 
-    name = "binary_logistic"
+    ``ℓ = v (P y log(1 + e^−z) + (1 − y) log(1 + e^z))``. Every entry of the output ``[N]``,
+    ``[N, 1]`` or ``[N, K]`` is a question of its own with a target ``y`` in 0 … 1, and a term of
+    its own: the mean is over all entries of all batches.
+
+    Args:
+        weight: ``v``, for each entry of a sample, as ``[K]``.
+        pos_weight: ``P``, likewise.
+    """
+
+    average = "elements"
+    modules = (nn.BCEWithLogitsLoss,)
+    functions = (F.binary_cross_entropy_with_logits,)
+
+    def __init__(self, *, weight: Tensor | None = None, pos_weight: Tensor | None = None) -> None:
+        self.weight = _per_entry("weight", weight)
+        self.pos_weight = _per_entry("pos_weight", pos_weight)
+        given = {"weight": weight, "pos_weight": pos_weight}
+        parts = ", ".join(key for key, value in given.items() if value is not None)
+        self.name = f"binary_logistic({parts})" if parts else "binary_logistic"
+        self.has_classes = not parts
 
     def at(self, output: Tensor, target: Any) -> BinaryLogisticAt:
         """See :class:`Loss`."""
+        y = self._like(output, target)
+        _check_range(y)
+        v, P = (_broadcast(w, output) for w in (self.weight, self.pos_weight))
+        return BinaryLogisticAt(output, y, v, P)
+
+    def _like(self, output: Tensor, target: Any) -> Tensor:
+        """The target, shaped like the output; looks at no numbers."""
         need_tensor(self.name, target)
-        flat = output.flatten()
-        if flat.shape[0] != output.shape[0] or target.numel() != flat.shape[0]:
+        single = output.numel() == output.shape[0] == target.numel()
+        if target.shape != output.shape and not single:
             msg = (
-                "binary_logistic: needs one output and one target per sample, got an output "
-                f"{list(output.shape)} and a target {list(target.shape)}"
+                "binary_logistic: needs a target for each entry of the output "
+                f"{list(output.shape)}, got a target {list(target.shape)}"
             )
             raise CurvescopeError(msg)
-        y = target.to(output.dtype).reshape(output.shape)
-        if bool(((y != 0) & (y != 1)).any()):
-            msg = (
-                f"binary_logistic: labels must be 0 or 1, got {float(y[(y != 0) & (y != 1)][0]):g}"
-            )
-            raise CurvescopeError(msg)
-        return BinaryLogisticAt(output, y)
+        return target.to(output.dtype).reshape(output.shape)
+
+    def check_target(self, target: Any) -> None:
+        """See :class:`Loss`."""
+        need_tensor(self.name, target)
+        _check_range(target)
+
+    def probe(self, output: Tensor, target: Any) -> DiagonalRoot:
+        """See :class:`Loss`."""
+        y = self._like(output, target)
+        v, P = (_broadcast(w, output) for w in (self.weight, self.pos_weight))
+        value = F.binary_cross_entropy_with_logits(output, y, v, pos_weight=P)
+        root = (0.5 * (F.logsigmoid(output) + F.logsigmoid(-output))).exp()
+        scale = _scale(y, v, P)
+        root = root if scale is None else root * scale.sqrt()
+        return DiagonalRoot(value, float(output.numel()), root)
+
+    def classes(self, outputs: int) -> int | None:
+        """See :class:`Loss`: two for one question, none for several."""
+        return 2 if outputs == 1 else None
 
 
-class BinaryLogisticAt(BySample):
-    """``∂ℓ = p − y``, ``∂²ℓ = p (1 − p)``, with ``1 − p`` as the sigmoid of ``−z``."""
+class BinaryLogisticAt(Diagonal):
+    """``∂ℓ = v ((1 + (P − 1) y) p − P y)``, ``∂²ℓ = s p (1 − p)`` with ``s = v (1 + (P − 1) y)``.
 
-    def __init__(self, output: Tensor, target: Tensor) -> None:
-        self._logits, self._target, self.count = output, target, output.shape[0]
+    ``1 − p`` is the sigmoid of ``−z``, so that nothing cancels where the network is sure.
+    """
+
+    def __init__(self, output: Tensor, y: Tensor, v: Tensor | None, P: Tensor | None) -> None:
+        self._logits, self._y, self._v, self._P = output, y, v, P
+        self.count = output.numel()
+        self.weight = float(self.count)
         self._p, self._q = torch.sigmoid(output), torch.sigmoid(-output)
-        self._curvature = self._p * self._q
+        self._scale = _scale(y, v, P)
+        curvature = self._p * self._q
+        self._curvature = curvature if self._scale is None else curvature * self._scale
+
+    def _losses(self) -> Tensor:
+        return F.binary_cross_entropy_with_logits(
+            self._logits, self._y, self._v, pos_weight=self._P, reduction="none"
+        )
 
     def value(self) -> Tensor:
         """See :class:`LossAt`."""
-        return F.binary_cross_entropy_with_logits(self._logits, self._target, reduction="sum")
+        return self._losses().sum()
 
     def gradient(self) -> Tensor:
-        """See :class:`LossAt`."""
-        return torch.where(self._target == 1, -self._q, self._p)
+        """See :class:`LossAt`: ``(1 − y) p − P y (1 − p)``, from which nothing is lost."""
+        yes = self._y if self._P is None else self._y * self._P
+        g = (1 - self._y) * self._p - yes * self._q
+        return g if self._v is None else g * self._v
 
-    def hessian(self, t: Tensor) -> Tensor:
-        """See :class:`LossAt`."""
-        return self._curvature * t
+    def terms(self, t: Tensor) -> Tensor:
+        """See :class:`LossAt`: one term for each entry."""
+        return t.flatten(1).unsqueeze(-1)
 
     def sample(self, samples: int, generator: torch.Generator) -> Tensor:
-        """See :class:`LossAt`."""
+        """See :class:`LossAt`: answers drawn from ``p``, with the weight of the entry."""
         shape = (samples, *self._p.shape)
         uniform = torch.rand(shape, generator=generator, dtype=self._p.dtype).to(self._p.device)
-        return torch.where(uniform < self._p, -self._q, self._p)
+        g = torch.where(uniform < self._p, -self._q, self._p)
+        return g if self._scale is None else g * self._scale.sqrt()
+
+    def each(self) -> Terms:
+        """See :class:`LossAt`."""
+        losses = self._losses().flatten()
+        wrong = ((self._logits > 0) != (self._y > 0.5)).flatten()
+        return Terms(losses, torch.ones_like(losses), wrong)
+
+    def classes(self, where: str) -> Classes:
+        """See :class:`LossAt`: the classes no and yes."""
+        labels = (self._y == 1).flatten()
+        single = self._logits.numel() == self._logits.shape[0]
+        soft = bool((self._y != labels.view_as(self._y)).any())
+        if self._scale is not None or not single or soft:
+            msg = (
+                f"{where}: needs one label 0 or 1 for each sample, all of the same weight, got the "
+                f"logistic loss of an output {list(self._logits.shape)} with other targets or "
+                "weights"
+            )
+            raise CurvescopeError(msg)
+        z = self._logits.reshape(-1, 1)
+        # log p of class 0 and of class 1, and p − 0 and p − 1, each without cancellation
+        log_p = torch.cat([F.logsigmoid(-z.double()), F.logsigmoid(z.double())], 1)
+        slopes = torch.cat([self._p.reshape(-1, 1), -self._q.reshape(-1, 1)], 1)
+        return Classes(labels.long(), log_p, slopes[..., None])
+
+
+def _scale(y: Tensor, v: Tensor | None, P: Tensor | None) -> Tensor | None:
+    """``s``: what each entry's ``p (1 − p)`` is multiplied by."""
+    own = None if P is None else 1 + (P - 1) * y
+    if own is None:
+        return v
+    return own if v is None else own * v
+
+
+def _check_range(y: Tensor) -> None:
+    wrong = ~((y >= 0) & (y <= 1))
+    if bool(wrong.any()):
+        msg = f"binary_logistic: labels must lie in 0 … 1, got {float(y[wrong][0]):g}"
+        raise CurvescopeError(msg)
+
+
+def _per_entry(name: str, weight: Any) -> Tensor | None:
+    if weight is None:
+        return None
+    if not isinstance(weight, Tensor) or not bool(((weight >= 0) & weight.isfinite()).all()):
+        msg = f"BinaryLogistic: {name} must be a tensor of finite weights that are not negative"
+        raise CurvescopeError(msg)
+    return weight.detach().clone()
+
+
+def _broadcast(weight: Tensor | None, output: Tensor) -> Tensor | None:
+    """A weight in the shape of the output, the same for every sample."""
+    if weight is None:
+        return None
+    fits = weight.ndim < output.ndim or (weight.ndim == output.ndim and weight.shape[0] == 1)
+    try:
+        return weight.to(output).expand(output.shape) if fits else _refuse(weight, output)
+    except RuntimeError:
+        return _refuse(weight, output)
+
+
+def _refuse(weight: Tensor, output: Tensor) -> Tensor:
+    msg = (
+        f"binary_logistic: weights must fit the entries {list(output.shape[1:])} of one sample and "
+        f"be the same for all samples, got {list(weight.shape)}"
+    )
+    raise CurvescopeError(msg)

@@ -1,115 +1,272 @@
-"""Cross-entropy of class labels."""
+"""Cross-entropy: labels or probabilities, class weights, label smoothing, ignored positions."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
+from curvescope import _checks
 from curvescope._checks import CurvescopeError
 from curvescope.problem.losses.base import Loss, LossAt, need_tensor
+from curvescope.problem.losses.probes import SoftmaxRoot
+from curvescope.problem.losses.softmax import HardAt, SoftAt
 
 
 class CrossEntropy(Loss):
-    """``−log softmax(z)[y]`` averaged over all positions but those whose target is ``ignore``.
+    """torch's ``cross_entropy``: ``−Σ_c u_c log p_c`` at each position, ``p = softmax(z)``.
 
-    Classes are the last dimension when ``target.shape == output.shape[:-1]`` (``[N, C]``, and
-    ``[N, T, C]`` as in language models), else the second one (torch's ``[N, C, …]``).
+    A target is a class index or a probability for each class, and ``u`` what weights ``w`` and
+    smoothing ``ε`` make of it: ``u = (1 − ε) w_y e_y + (ε/C) w`` for the index ``y``,
+    ``u = w ⊙ ((1 − ε) q + ε/C)`` for probabilities ``q``. The mean is over all positions of all
+    batches that are not ignored, each with the weight ``w_y`` (probabilities: with weight 1), as
+    torch has it within one batch.
+
+    Args:
+        axis: where the classes are: 1 in torch's ``[N, C, …]``, −1 in ``[N, T, C]`` as in language
+            models; None takes the one that fits the target, and refuses where both do.
+        weight: ``w: [C]``, a weight for each class.
+        ignore_index: the target of positions that do not count.
+        label_smoothing: ``ε``.
+        shift: the output at a position is compared with the label so many positions later, as in
+            causal language models (1), whose labels are the tokens themselves.
+
+    >>> z, y = torch.zeros(1, 2, 3), torch.tensor([[0, 2]])
+    >>> CrossEntropy(axis=-1, shift=1).at(z, y).weight  # the last position has no next token
+    1.0
     """
 
-    name = "cross_entropy"
+    average = "positions"
+    modules = (nn.CrossEntropyLoss,)
+    functions = (F.cross_entropy,)
 
-    def __init__(self, ignore: int = -100) -> None:
-        self._ignore = ignore
+    def __init__(
+        self,
+        *,
+        axis: int | None = None,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        label_smoothing: float = 0.0,
+        shift: int = 0,
+    ) -> None:
+        where = "CrossEntropy"
+        if axis not in (None, 1, -1):
+            msg = f"{where}: axis must be 1, -1 or None, got {axis!r}"
+            raise CurvescopeError(msg)
+        if not 0.0 <= label_smoothing <= 1.0:
+            msg = f"{where}: label_smoothing must lie in 0 … 1, got {label_smoothing!r}"
+            raise CurvescopeError(msg)
+        self.axis, self.label_smoothing = axis, float(label_smoothing)
+        self.ignore_index = int(ignore_index)
+        self.shift = _checks.positive_int(where, "shift", shift, 0)
+        if shift and axis != -1:
+            msg = f"{where}: shift needs outputs [N, T, C] with the classes last; say axis=-1"
+            raise CurvescopeError(msg)
+        self.weight = None if weight is None else _class_weights(where, weight)
+        self.has_classes = weight is None
+        self.name = self._name()
 
-    @property
-    def ignore(self) -> int:
-        """The target of positions that do not count."""
-        return self._ignore
+    @classmethod
+    def from_torch(cls, **settings: Any) -> CrossEntropy:
+        """See :class:`Loss`: torch has its classes on axis 1."""
+        return cls(axis=1, **settings)
 
-    def at(self, output: Tensor, target: Any) -> CrossEntropyAt:
+    def _name(self) -> str:
+        """``cross_entropy``, with the settings that are not torch's own."""
+        parts = []
+        if self.weight is not None:
+            parts.append("class weights")
+        if self.label_smoothing:
+            parts.append(f"label_smoothing={self.label_smoothing:g}")
+        if self.ignore_index != -100:
+            parts.append(f"ignore_index={self.ignore_index}")
+        if self.shift:
+            parts.append(f"shift={self.shift}")
+        return f"cross_entropy({', '.join(parts)})" if parts else "cross_entropy"
+
+    # What a target means ------------------------------------------------------------------------
+
+    def at(self, output: Tensor, target: Any) -> LossAt:
         """See :class:`Loss`."""
-        need_tensor(self.name, target)
-        if target.is_floating_point() or target.dtype == torch.bool:
-            msg = f"cross_entropy: targets must be class indices (int64), got {target.dtype}"
-            raise CurvescopeError(msg)
-        if output.ndim >= 2 and target.shape == output.shape[:-1]:
-            dim = output.ndim - 1
-        elif output.ndim >= 3 and target.shape == output.shape[:1] + output.shape[2:]:
-            dim = 1
-        else:
-            msg = (
-                f"cross_entropy: an output {list(output.shape)} needs class indices of shape "
-                f"{list(output.shape[:-1])}, got a target of shape {list(target.shape)}"
-            )
-            raise CurvescopeError(msg)
-        counted = target != self._ignore
-        classes = output.shape[dim]
-        wrong = counted & ((target < 0) | (target >= classes))
+        seen = self._read(output, target)
+        if seen.probabilities:
+            return self._soft_probabilities(output, seen)
+        labels = seen.target
+        counted = labels != self.ignore_index
+        classes = output.shape[seen.axis]
+        wrong = counted & ((labels < 0) | (labels >= classes))
         if bool(wrong.any()):
             msg = (
                 f"cross_entropy: labels must lie in 0 … {classes - 1} (the model has {classes} "
-                f"outputs), got {int(target[wrong][0])}"
+                f"outputs), got {int(labels[wrong][0])}"
             )
             raise CurvescopeError(msg)
-        return CrossEntropyAt(output, target.long(), dim, counted)
+        scale, count = None, int(counted.sum())
+        if count < counted.numel():
+            labels, scale = labels.masked_fill(~counted, 0), counted.to(output.dtype)
+        weight = self._weights(output)
+        if weight is not None:
+            own = weight[labels]
+            scale = own if scale is None else own * scale
+        if not self.label_smoothing:
+            equal = weight is None
+            return HardAt(output, seen.axis, labels, scale, counted, count, equal=equal)
+        uniform = torch.ones(classes, dtype=output.dtype, device=output.device)
+        w = uniform if weight is None else weight
+        u = torch.zeros_like(output.movedim(seen.axis, -1))
+        u.scatter_(-1, labels[..., None], (1 - self.label_smoothing) * w[labels][..., None])
+        u = (u + self.label_smoothing / classes * w) * counted[..., None]
+        weights = counted.to(output.dtype) if scale is None else scale
+        return SoftAt(output, seen.axis, u, weights, counted, count, labels=labels)
+
+    def _soft_probabilities(self, output: Tensor, seen: _Seen) -> SoftAt:
+        q = seen.target.movedim(seen.axis, -1).to(output.dtype)
+        if bool((q < 0).any()) or not bool(torch.isfinite(q).all()):
+            msg = "cross_entropy: probabilities as targets must be finite and not negative"
+            raise CurvescopeError(msg)
+        u = (1 - self.label_smoothing) * q + self.label_smoothing / q.shape[-1]
+        weight = self._weights(output)
+        u = u if weight is None else u * weight
+        ones = torch.ones(u.shape[:-1], dtype=u.dtype, device=u.device)
+        return SoftAt(output, seen.axis, u, ones, ones.bool(), ones.numel())
+
+    def _read(self, output: Tensor, target: Any) -> _Seen:
+        """The class axis and the target, shifted; looks at shapes and types alone."""
+        self._check_type(target)
+        if target.is_floating_point():
+            if target.shape != output.shape or output.ndim < 2:
+                msg = (
+                    f"cross_entropy: probabilities as targets must have the output's shape "
+                    f"{list(output.shape)}, got {list(target.shape)}"
+                )
+                raise CurvescopeError(msg)
+            if self.shift:
+                msg = "cross_entropy: shift needs class indices as targets, got probabilities"
+                raise CurvescopeError(msg)
+            return _Seen(self._choose(output, first=True, last=True), target, True)
+        z, y = output.shape, target.shape
+        last, first = len(z) >= 2 and y == z[:-1], len(z) >= 2 and y == z[:1] + z[2:]
+        last, first = last and self.axis != 1, first and self.axis != -1
+        if len(z) == 2 and y == z[:1]:
+            last, first = False, True  # one and the same axis
+        if not (last or first):
+            expected = z[:1] + z[2:] if self.axis == 1 else z[:-1]
+            msg = (
+                f"cross_entropy: an output {list(z)} with the classes "
+                f"{'second' if self.axis == 1 else 'last'} needs class indices of shape "
+                f"{list(expected)}, got a target of shape {list(y)}{self._hint(z, y)}"
+            )
+            raise CurvescopeError(msg)
+        axis = self._choose(output, first=first, last=last)
+        labels = target.long()
+        if self.shift:
+            labels = F.pad(labels, (0, self.shift), value=self.ignore_index)[..., self.shift :]
+        return _Seen(axis, labels, False)
+
+    def _choose(self, output: Tensor, *, first: bool, last: bool) -> int:
+        if output.ndim == 2:
+            return 1
+        if self.axis is not None:
+            return self.axis % output.ndim
+        if first and last:
+            msg = (
+                f"cross_entropy: in an output {list(output.shape)} the classes may be second or "
+                "last; say which with loss=cs.losses.CrossEntropy(axis=1) or axis=-1"
+            )
+            raise CurvescopeError(msg)
+        return 1 if first else output.ndim - 1
+
+    def _hint(self, z: torch.Size, y: torch.Size) -> str:
+        if self.axis == 1 and len(z) > 2 and y == z[:-1]:
+            return "; where the classes are last, say loss=cs.losses.CrossEntropy(axis=-1)"
+        return ""
+
+    def _check_type(self, target: Any) -> None:
+        need_tensor("cross_entropy", target)
+        if target.dtype == torch.bool or target.is_complex():
+            msg = f"cross_entropy: targets must be class indices (int64), got {target.dtype}"
+            raise CurvescopeError(msg)
+        if target.is_floating_point() and target.ndim < 2:
+            msg = (
+                "cross_entropy: targets must be class indices (int64) or a probability for each "
+                f"class, got {target.dtype} {list(target.shape)}"
+            )
+            raise CurvescopeError(msg)
+        if target.is_floating_point() and self.ignore_index >= 0:
+            msg = "cross_entropy: ignore_index needs class indices as targets, got probabilities"
+            raise CurvescopeError(msg)
+
+    def check_target(self, target: Any) -> None:
+        """See :class:`Loss`: types, and labels that are no class of any model."""
+        self._check_type(target)
+        if target.is_floating_point():
+            return
+        wrong = (target < 0) & (target != self.ignore_index)
+        if self.weight is not None:
+            wrong |= (target >= len(self.weight)) & (target != self.ignore_index)
+        if bool(wrong.any()):
+            top = "or above" if self.weight is None else f"… {len(self.weight) - 1}"
+            msg = f"cross_entropy: labels must lie in 0 {top}, got {int(target[wrong][0])}"
+            raise CurvescopeError(msg)
+
+    def _weights(self, output: Tensor) -> Tensor | None:
+        return None if self.weight is None else self.weight.to(output)
+
+    # Without looking at numbers -----------------------------------------------------------------
+
+    def probe(self, output: Tensor, target: Any) -> SoftmaxRoot:
+        """See :class:`Loss`."""
+        seen = self._read(output, target)
+        moved = output.movedim(seen.axis, -1)
+        rows, weight = moved.flatten(0, -2), self._weights(output)
+        log_p = torch.log_softmax(rows, -1)
+        smooth = self.label_smoothing
+        if seen.probabilities:
+            q = seen.target.movedim(seen.axis, -1).flatten(0, -2).to(rows)
+            u = (1 - smooth) * q + smooth / q.shape[1]
+            u = u if weight is None else u * weight
+            value, scale = -(u * log_p).sum() / len(u), u.sum(1).sqrt()
+            return SoftmaxRoot(value, float(len(u)), log_p, scale, moved.shape, seen.axis)
+        labels = seen.target.flatten()
+        counted = labels != self.ignore_index
+        if weight is None:
+            scale, total = counted.to(rows.dtype), counted.sum()
+        else:
+            own = weight[labels * counted] * counted
+            scale = (1 - smooth) * own + smooth * weight.mean() * counted
+            scale, total = scale.sqrt(), own.sum()
+        if smooth:
+            value = F.cross_entropy(
+                rows, labels, weight, ignore_index=self.ignore_index, label_smoothing=smooth
+            )
+        else:
+            value = F.nll_loss(log_p, labels, weight, ignore_index=self.ignore_index)
+        return SoftmaxRoot(value, total, log_p, scale, moved.shape, seen.axis)
+
+    # Classes ------------------------------------------------------------------------------------
+
+    def outputs(self, output: Tensor, target: Any) -> int:
+        """See :class:`Loss`."""
+        return output.shape[self._read(output, target).axis]
+
+    def classes(self, outputs: int) -> int | None:
+        """See :class:`Loss`."""
+        return outputs
 
 
-class CrossEntropyAt(LossAt):
-    """``∂ℓ = p − e_y``, ``∂²ℓ[t] = p ⊙ t − p ⟨p, t⟩`` (TR 5.1).
+@dataclass(frozen=True)
+class _Seen:
+    axis: int
+    target: Tensor
+    probabilities: bool
 
-    A network that fits its data has ``p_y`` so close to 1 that ``p_y − 1`` and ``t_y − ⟨p, t⟩``
-    would be nothing but rounding. The first is taken as ``−Σ p_c`` over the other classes, and
-    ``t`` is counted from its entry at the likeliest class, which changes nothing else.
-    """
 
-    def __init__(self, output: Tensor, target: Tensor, dim: int, counted: Tensor) -> None:
-        self._logits, self._dim, self._shape = output, dim, output.shape
-        self.count = int(counted.sum())
-        self._all = self.count == counted.numel()
-        self._target = target if self._all else target.masked_fill(~counted, 0)
-        self._counted = counted.unsqueeze(dim)
-        self._p = torch.softmax(output, dim)
-        self._top = output.argmax(dim, keepdim=True)
-        if not self._all:
-            self._p = self._p * self._counted
-
-    def value(self) -> Tensor:
-        """See :class:`LossAt`."""
-        losses = -torch.log_softmax(self._logits, self._dim).gather(
-            self._dim, self._target.unsqueeze(self._dim)
-        )
-        return (losses if self._all else losses * self._counted).sum()
-
-    def _minus_label(self, p: Tensor, target: Tensor) -> Tensor:
-        label = target.unsqueeze(self._dim)
-        others = p.scatter(self._dim, label, 0.0)
-        return others.scatter(self._dim, label, -others.sum(self._dim, keepdim=True))
-
-    def gradient(self) -> Tensor:
-        """See :class:`LossAt`."""
-        return self._minus_label(self._p, self._target)
-
-    def hessian(self, t: Tensor) -> Tensor:
-        """See :class:`LossAt`."""
-        pt = self._p * (t - t.gather(self._dim + 1, self._top.expand(len(t), *self._top.shape)))
-        return pt.addcmul_(self._p.expand_as(t), pt.sum(self._dim + 1, keepdim=True), value=-1)
-
-    def terms(self, t: Tensor) -> Tensor:
-        """See :class:`LossAt`: one term per position."""
-        return t.movedim(self._dim + 1, -1).flatten(1, -2)
-
-    def scatter(self, t: Tensor, like: Tensor) -> Tensor:
-        """See :class:`LossAt`."""
-        moved = like.movedim(self._dim + 1, -1)
-        return t.reshape(moved.shape).movedim(-1, self._dim + 1)
-
-    def sample(self, samples: int, generator: torch.Generator) -> Tensor:
-        """See :class:`LossAt`."""
-        p = torch.softmax(self._logits, self._dim).movedim(self._dim, -1)
-        drawn = torch.multinomial(
-            p.flatten(0, -2).cpu(), samples, replacement=True, generator=generator
-        ).to(p.device)
-        labels = drawn.T.reshape(samples, *p.shape[:-1])
-        return torch.stack([self._minus_label(self._p, label) for label in labels])
+def _class_weights(where: str, weight: Any) -> Tensor:
+    ok = isinstance(weight, Tensor) and weight.ndim == 1 and weight.is_floating_point()
+    if not ok or not bool(torch.isfinite(weight).all()) or bool((weight < 0).any()):
+        msg = f"{where}: weight must be a tensor of finite weights [C] that are not negative"
+        raise CurvescopeError(msg)
+    return weight.detach().clone()

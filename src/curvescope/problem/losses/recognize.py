@@ -1,8 +1,11 @@
-"""Which loss a name, a torch module or a callable stands for."""
+"""Which loss a name, a torch module or function, or any other callable stands for."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -10,36 +13,93 @@ from curvescope._checks import CurvescopeError, one_of
 from curvescope.problem.losses.base import Loss
 from curvescope.problem.losses.binary import BinaryLogistic
 from curvescope.problem.losses.cross_entropy import CrossEntropy
-from curvescope.problem.losses.custom import UserLoss
+from curvescope.problem.losses.custom import Custom
+from curvescope.problem.losses.robust import Huber, SmoothL1
 from curvescope.problem.losses.squared import MeanSquare
 
+FAMILIES: tuple[type[Loss], ...] = (CrossEntropy, BinaryLogistic, MeanSquare, Huber, SmoothL1)
+"""The losses that torch has as well."""
 
-def as_loss(loss: str | nn.Module | Callable[..., Tensor] | Loss) -> Loss:
-    """The loss that a name, a torch loss module or a callable stands for."""
-    if isinstance(loss, Loss):
-        return loss
-    if isinstance(loss, str):
-        one_of("Problem(loss)", "loss", loss, _BY_NAME)
-        return _BY_NAME[loss]()
-    if isinstance(loss, nn.CrossEntropyLoss) and loss.reduction == "mean":
-        if loss.weight is None and loss.label_smoothing == 0.0:
-            return CrossEntropy(ignore=loss.ignore_index)
-    if isinstance(loss, nn.MSELoss) and loss.reduction == "mean":
-        return MeanSquare()
-    if isinstance(loss, nn.BCEWithLogitsLoss) and loss.reduction == "mean":
-        if loss.weight is None and loss.pos_weight is None:
-            return BinaryLogistic()
-    if getattr(loss, "reduction", "mean") != "mean":
-        msg = f"Problem(loss): the loss must average over samples, got reduction={loss.reduction!r}"  # type: ignore[union-attr]
-        raise CurvescopeError(msg)
-    if not callable(loss):
-        msg = f"Problem(loss): needs a name or a callable of (output, target), got {loss!r}"
-        raise CurvescopeError(msg)
-    return UserLoss(loss)
-
-
-_BY_NAME: dict[str, Callable[[], Loss]] = {
+BY_NAME: dict[str, Callable[[], Loss]] = {
     "cross_entropy": CrossEntropy,
     "binary_logistic": BinaryLogistic,
     "mse": MeanSquare,
+    "huber": Huber,
+    "smooth_l1": SmoothL1,
 }
+
+_OLD = ("size_average", "reduce")  # torch's own former words for ``reduction``
+
+
+def as_loss(loss: str | nn.Module | Callable[..., Tensor] | Loss) -> Loss:
+    """The loss that a name, a torch loss module or function, or a callable stands for.
+
+    >>> from torch.nn import functional as F
+    >>> as_loss(partial(F.cross_entropy, label_smoothing=0.1)).name
+    'cross_entropy(label_smoothing=0.1)'
+    """
+    if isinstance(loss, Loss):
+        return loss
+    if isinstance(loss, str):
+        one_of("Problem(loss)", "loss", loss, BY_NAME)
+        return BY_NAME[loss]()
+    for family in FAMILIES:
+        settings = _settings(family, loss)
+        if settings is not None:
+            return _made(family, loss, settings)
+    if not callable(loss):
+        msg = f"Problem(loss): needs a name or a callable of (output, target), got {loss!r}"
+        raise CurvescopeError(msg)
+    _need_mean(getattr(loss, "reduction", "mean"))
+    if isinstance(loss, partial):
+        _need_mean(loss.keywords.get("reduction", "mean"))
+    return Custom(loss)
+
+
+def _settings(family: type[Loss], loss: Any) -> dict[str, Any] | None:
+    """What a module, a function or a function with settings of this family is set to."""
+    for module in family.modules:
+        # A subclass with a forward of its own is another loss.
+        if isinstance(loss, module) and type(loss).forward is module.forward:
+            names = inspect.signature(module.__init__).parameters
+            return {n: getattr(loss, n) for n in names if hasattr(loss, n)}
+    if isinstance(loss, partial):
+        inner = _settings(family, loss.func)
+        if inner is None:
+            return None
+        if loss.args:
+            msg = (
+                "Problem(loss): settings of a torch function must be given by keyword, got "
+                f"{len(loss.args)} by position"
+            )
+            raise CurvescopeError(msg)
+        return inner | loss.keywords
+    return {} if any(loss is function for function in family.functions) else None
+
+
+def _made(family: type[Loss], loss: Any, settings: dict[str, Any]) -> Loss:
+    _need_mean(settings.pop("reduction", "mean"))
+    settings = {name: value for name, value in settings.items() if value is not None}
+    if any(name in settings for name in _OLD):
+        _need_mean(", ".join(f"{n}={settings[n]}" for n in _OLD if n in settings))
+    if _function(loss) in (nn.functional.l1_loss, nn.L1Loss):
+        settings["beta"] = 0.0
+    try:
+        return family.from_torch(**settings)
+    except TypeError:
+        known = inspect.signature(family.__init__).parameters
+        other = ", ".join(sorted(set(settings) - set(known)))
+        msg = f"Problem(loss): {family.__name__} does not know the setting {other}"
+        raise CurvescopeError(msg) from None
+
+
+def _function(loss: Any) -> Any:
+    while isinstance(loss, partial):
+        loss = loss.func
+    return type(loss) if isinstance(loss, nn.Module) else loss
+
+
+def _need_mean(reduction: Any) -> None:
+    if reduction != "mean":
+        msg = f"Problem(loss): the loss must be a mean, got reduction={reduction!r}; use 'mean'"
+        raise CurvescopeError(msg)
