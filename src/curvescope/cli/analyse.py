@@ -43,7 +43,10 @@ def analyse(
         typer.Option(metavar="DIR", help="For the results; DIR/analysis for --run DIR."),
     ] = None,
     loss: Annotated[
-        str | None, typer.Option(metavar="NAME", help="cross_entropy, binary_logistic or mse.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="cross_entropy, binary_logistic, mse, huber, smooth_l1 or model."
+        ),
     ] = None,
     layers: Annotated[
         str | None, typer.Option(metavar="LIST", help="The layers to look into: fc1,fc2.")

@@ -13,6 +13,7 @@ from curvescope.data import Dataset, dataset
 from curvescope.data.normalise import Kind
 from curvescope.experiments.lock import held
 from curvescope.networks.names import network as build
+from curvescope.problem.losses import as_loss
 from curvescope.sharpness import TraceRegulariser
 from curvescope.training import loop
 from curvescope.training.recipe import Recipe
@@ -98,7 +99,7 @@ def train_network(
     >>> len(run.history), (place / "weights" / "final.safetensors").exists()
     (2, True)
     """
-    outputs = 1 if recipe.loss == "binary_logistic" else data.train.classes
+    outputs = as_loss(recipe.loss).width(data.train.classes)
     generator = torch.Generator().manual_seed(recipe.seed)
     model = build(name, data.train.input_shape, outputs, init=init, generator=generator).to(device)
     penalty = None

@@ -36,6 +36,7 @@ class Batches:
 
     def __init__(self, data: Any, device: torch.device, batch_size: int | None) -> None:
         self._device = device
+        self.targets: list[Any] = []  # of data given whole, as tensors
         if isinstance(getattr(data, "tensors", None), tuple):
             data = data.tensors
         if isinstance(data, tuple) and len(data) == 2:
@@ -45,6 +46,7 @@ class Batches:
         ):
             inputs, target = _pair(data)
             self._data: Iterable[Any] = _cut(inputs, target, batch_size)
+            self.targets = [target]
         elif isinstance(data, Iterable) and not isinstance(data, str | Tensor):
             self._data = list(data) if isinstance(data, Iterator) else data
         else:

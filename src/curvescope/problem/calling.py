@@ -8,6 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from curvescope.problem.batches import Batch
+
+
+def decoder_inputs(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    """What a Hugging Face model with a decoder reads there: its labels, moved by one position.
+
+    It makes them itself when it is given labels; a problem runs it without.
+    """
+    prepare = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    given = batch.inputs if isinstance(batch.inputs, Mapping) else {}
+    if prepare is None or not isinstance(batch.target, Tensor):
+        return {}
+    if "decoder_input_ids" in given or "decoder_inputs_embeds" in given:
+        return {}
+    return {"decoder_input_ids": prepare(labels=batch.target)}
+
 
 def call_with(
     model: nn.Module,

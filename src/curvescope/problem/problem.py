@@ -16,8 +16,9 @@ from torch.overrides import TorchFunctionMode
 from curvescope import _checks, _state
 from curvescope._checks import CurvescopeError, ModelError
 from curvescope.problem.batches import Batch, Batches
-from curvescope.problem.calling import call_with
+from curvescope.problem.calling import call_with, decoder_inputs
 from curvescope.problem.losses import Loss, LossAt, as_loss
+from curvescope.problem.losses.own import MODEL, own_loss
 from curvescope.problem.params import ParamSpace, Selection
 
 log = logging.getLogger("curvescope")
@@ -37,8 +38,12 @@ class Problem:
         data: ``(X, y)``, a data set with such ``.tensors``, a ``DataLoader``, or an iterable of
             ``(input, target)`` batches; inputs may be tensors, tuples or mappings. Batches are
             moved to the model's device.
-        loss: ``"cross_entropy"``, ``"binary_logistic"``, ``"mse"``, a torch loss module, or any
-            callable of ``(output, target)`` that averages over the samples.
+        loss: ``"cross_entropy"``, ``"binary_logistic"``, ``"mse"``, ``"huber"``,
+            ``"smooth_l1"``; a torch loss module or function; one of :mod:`curvescope.losses`; or
+            any callable of ``(output, target)`` that averages over the samples. For a model that
+            computes its loss itself when it is given labels, as those of Hugging Face do, a name
+            must agree with it on the first batch, which also decides whether labels are shifted;
+            ``"model"`` takes whichever agrees.
         params: which parameters are variables: all that require grad (default), a layer or
             parameter name, a list of them, or a predicate of ``(name, parameter)``.
         mode: ``"eval"``, or ``"train"``: batch norm uses the statistics of each batch and
@@ -73,7 +78,12 @@ class Problem:
             msg = f"Problem(model): needs a torch.nn.Module, got {type(model).__name__}"
             raise CurvescopeError(msg)
         self.model = model
-        self.loss = as_loss(loss)
+        # A model that takes labels may have a loss of its own, looked at when it is needed.
+        self._named = loss if isinstance(loss, str) and _takes_labels(model) else None
+        if loss == MODEL and self._named is None:
+            msg = "Problem(loss='model'): the model's forward takes no labels; name the loss"
+            raise CurvescopeError(msg)
+        self._loss = None if loss == MODEL else as_loss(loss)
         self.mode = _checks.one_of("Problem", "mode", mode, ("eval", "train"))
         self.params = ParamSpace.of(model, params)
         self.device, self.dtype = _device_and_dtype(model, self.params)
@@ -86,6 +96,9 @@ class Problem:
                 )
                 raise CurvescopeError(msg)
         self.data = Batches(data, self.device, batch_size)
+        if self._named is None:
+            for target in self.data.targets:
+                self.loss.check_target(target)
         _check_weights(model)
         self._fingerprint = _fingerprint(model)
         self._checked = False  # whether one full pass has looked at targets and outputs
@@ -104,6 +117,28 @@ class Problem:
                 "new Problem for the new weights"
             )
             raise CurvescopeError(msg)
+
+    @property
+    def loss(self) -> Loss:
+        """The loss; for a model that computes one itself from labels, the one that agrees with it.
+
+        Where the loss was given by name and the model takes labels, two forward passes of the first
+        batch are made when this is first needed.
+        """
+        if self._named is not None:
+            self._loss, self._named = self._own_loss(self._named), None
+        assert self._loss is not None, "given or looked at"
+        return self._loss
+
+    def _own_loss(self, name: str) -> Loss:
+        first = next(iter(self.data))
+        if not isinstance(first.target, Tensor):
+            return as_loss(name)
+        variables = self.variables()
+        with self.evaluation():
+            output = self.output(variables, first).detach()
+            result = self._call(variables, first, {"labels": first.target})
+        return own_loss(self.model, name, output, first.target, result)
 
     # One evaluation ------------------------------------------------------------------------------
 
@@ -129,6 +164,15 @@ class Problem:
 
     def output(self, variables: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """``f(x; w)`` as a tensor, with everything but ``variables`` held constant."""
+        z = _tensor_of(self._call(variables, batch, decoder_inputs(self.model, batch)))
+        if not z.is_floating_point() or not z.requires_grad:
+            msg = "Problem: the model's output does not depend on the chosen parameters"
+            raise ModelError(msg)
+        return z
+
+    def _call(
+        self, variables: Mapping[str, Tensor], batch: Batch, more: Mapping[str, Tensor]
+    ) -> Any:
         state: dict[str, Tensor] = {
             name: p.detach() for name, p in self.model.named_parameters() if name not in variables
         }
@@ -137,16 +181,11 @@ class Problem:
         state.update({name: b.clone() for name, b in self.model.named_buffers()})
         args, kwargs = _arguments(self.model, batch.inputs)
         try:
-            result = call_with(self.model, state, args, kwargs)
+            return call_with(self.model, state, args, {**more, **kwargs})
         except (CurvescopeError, torch.OutOfMemoryError):
             raise
         except _MISTAKES as error:
             raise ModelError(_explain(error, batch, self.dtype)) from error
-        z = _tensor_of(result)
-        if not z.is_floating_point() or not z.requires_grad:
-            msg = "Problem: the model's output does not depend on the chosen parameters"
-            raise ModelError(msg)
-        return z
 
     def loss_at(self, z: Tensor, batch: Batch) -> LossAt:
         """The loss at an output, checked on the first pass over the data."""
@@ -303,6 +342,11 @@ def _arguments(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str
     if isinstance(inputs, tuple | list):
         return tuple(inputs), {}
     return (inputs,), {}
+
+
+def _takes_labels(model: nn.Module) -> bool:
+    """Whether the forward has a parameter ``labels``, as those of Hugging Face do."""
+    return "labels" in inspect.signature(model.forward).parameters
 
 
 def _tensor_of(result: Any) -> Tensor:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from curvescope._checks import AnyFloat, CurvescopeError, one_of
 from curvescope._state import held
+from curvescope.problem.losses import BY_NAME, as_loss
 
-LOSSES = ("cross_entropy", "binary_logistic")
+LOSSES = tuple(name for name in BY_NAME if as_loss(name).has_classes)
 
 Penalty = Callable[[nn.Module, Tensor, Tensor], Tensor]
 """A term of the loss, as a function of the model and a batch; differentiable in the weights.
@@ -42,9 +42,7 @@ class Fit:
 
 def mean_loss(name: str, output: Tensor, target: Tensor) -> Tensor:
     """The mean loss of a batch: cross-entropy of ``[N, C]``, or logistic of ``[N, 1]``."""
-    if name == "cross_entropy":
-        return F.cross_entropy(output, target)
-    return F.binary_cross_entropy_with_logits(output.reshape(-1), target.to(output.dtype))
+    return as_loss(name).mean(output, target)
 
 
 def outputs_and_penalty(
@@ -62,8 +60,7 @@ def outputs_and_penalty(
 
 def right_answers(name: str, output: Tensor, target: Tensor) -> Tensor:
     """How many predictions of a batch are right, as a tensor on the device."""
-    predicted = output.argmax(1) if name == "cross_entropy" else output.reshape(-1) > 0
-    return (predicted == target).sum()
+    return as_loss(name).right(output, target)
 
 
 def as_tensors(
@@ -122,10 +119,10 @@ def check_fit(where: str, model: nn.Module, loss: str, X: Tensor, y: Tensor) -> 
         msg = f"{where}: the model must give one row of outputs for each input, got {found}"
         raise CurvescopeError(msg)
     outputs = output.shape[1]
-    if loss == "binary_logistic" and outputs != 1:
-        msg = f"{where}: loss='binary_logistic' needs one output, the model has {outputs}"
+    classes = as_loss(loss).classes(outputs)
+    if classes is None:
+        msg = f"{where}: loss={loss!r} needs one output, the model has {outputs}"
         raise CurvescopeError(msg)
-    classes = outputs if loss == "cross_entropy" else 2
     least, most = int(y.min()), int(y.max())
     if least < 0 or most >= classes:
         msg = (

@@ -34,6 +34,7 @@ class Overview:
 
     parameters: int
     outputs: int
+    classes: int | None  # that the loss tells apart; None for a loss without classes
     layers: dict[str, int]  # parameters of each
     weight_norm: float
     gradient_norm: float
@@ -54,6 +55,7 @@ def compute(context: Context) -> Outcome[Overview]:
     overview = Overview(
         parameters=problem.params.size,
         outputs=context.outputs,
+        classes=problem.loss.classes(context.outputs),
         layers={layer: _size(problem, layer) for layer in problem.params.layers},
         weight_norm=weight_norms(problem).norm,
         gradient_norm=float(gradient.norm()),

@@ -186,6 +186,15 @@ class Loss(ABC):
         """The number of classes that ``outputs`` tell apart; None for a loss without classes."""
         return None
 
+    def width(self, classes: int) -> int:
+        """The outputs that tell so many classes apart."""
+        return classes
+
+    def right(self, output: Tensor, target: Tensor) -> Tensor:
+        """How many predictions of a batch are right; looks at no numbers."""
+        msg = f"the loss {self.name!r} has no right answers"
+        raise CurvescopeError(msg)
+
     def check_target(self, target: Any) -> None:  # noqa: B027
         """Refuse targets that fit no output at all; by default there are none."""
 

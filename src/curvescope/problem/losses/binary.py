@@ -65,15 +65,29 @@ class BinaryLogistic(Loss):
         """See :class:`Loss`."""
         y = self._like(output, target)
         v, P = (_broadcast(w, output) for w in (self.weight, self.pos_weight))
-        value = F.binary_cross_entropy_with_logits(output, y, v, pos_weight=P)
+        value = self.mean(output, y)
         root = (0.5 * (F.logsigmoid(output) + F.logsigmoid(-output))).exp()
         scale = _scale(y, v, P)
         root = root if scale is None else root * scale.sqrt()
         return DiagonalRoot(value, float(output.numel()), root)
 
+    def mean(self, output: Tensor, target: Any) -> Tensor:
+        """See :class:`Loss`: torch's own."""
+        y = self._like(output, target)
+        v, P = (_broadcast(w, output) for w in (self.weight, self.pos_weight))
+        return F.binary_cross_entropy_with_logits(output, y, v, pos_weight=P)
+
     def classes(self, outputs: int) -> int | None:
         """See :class:`Loss`: two for one question, none for several."""
         return 2 if outputs == 1 else None
+
+    def width(self, classes: int) -> int:
+        """See :class:`Loss`."""
+        return 1
+
+    def right(self, output: Tensor, target: Tensor) -> Tensor:
+        """See :class:`Loss`: yes above zero."""
+        return ((output > 0) == (target.reshape(output.shape) > 0.5)).sum()
 
 
 class BinaryLogisticAt(Diagonal):

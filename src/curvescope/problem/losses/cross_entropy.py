@@ -148,6 +148,9 @@ class CrossEntropy(Loss):
                 raise CurvescopeError(msg)
             return _Seen(self._choose(output, first=True, last=True), target, True)
         z, y = output.shape, target.shape
+        if self.shift and len(z) < 3:
+            msg = f"cross_entropy: shift needs outputs [N, T, C], got {list(z)}"
+            raise CurvescopeError(msg)
         last, first = len(z) >= 2 and y == z[:-1], len(z) >= 2 and y == z[:1] + z[2:]
         last, first = last and self.axis != 1, first and self.axis != -1
         if len(z) == 2 and y == z[:1]:
@@ -246,6 +249,18 @@ class CrossEntropy(Loss):
             value = F.nll_loss(log_p, labels, weight, ignore_index=self.ignore_index)
         return SoftmaxRoot(value, total, log_p, scale, moved.shape, seen.axis)
 
+    def mean(self, output: Tensor, target: Any) -> Tensor:
+        """See :class:`Loss`: torch's own."""
+        seen = self._read(output, target)
+        rows, y = output.movedim(seen.axis, -1).flatten(0, -2), seen.target
+        y = y.movedim(seen.axis, -1).reshape(rows.shape).to(rows) if seen.probabilities else (
+            y.flatten()
+        )  # fmt: skip
+        return F.cross_entropy(
+            rows, y, self._weights(output), ignore_index=self.ignore_index,
+            label_smoothing=self.label_smoothing,
+        )  # fmt: skip
+
     # Classes ------------------------------------------------------------------------------------
 
     def outputs(self, output: Tensor, target: Any) -> int:
@@ -255,6 +270,11 @@ class CrossEntropy(Loss):
     def classes(self, outputs: int) -> int | None:
         """See :class:`Loss`."""
         return outputs
+
+    def right(self, output: Tensor, target: Tensor) -> Tensor:
+        """See :class:`Loss`: the largest output of each position."""
+        seen = self._read(output, target)
+        return (output.argmax(seen.axis) == seen.target).sum()
 
 
 @dataclass(frozen=True)

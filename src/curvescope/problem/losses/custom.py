@@ -101,7 +101,7 @@ class Custom(Loss):
         raise CurvescopeError(msg)
 
     def check(self, output: Tensor, target: Any) -> None:
-        """See :class:`Loss`: the whole against two unequal parts."""
+        """See :class:`Loss`: the whole against two parts, in several ways."""
         n = output.shape[0]
         if n < 2:
             return
@@ -109,21 +109,29 @@ class Custom(Loss):
             if not self._declared:
                 self._refuse("its targets cannot be cut into samples, so that this is not checked")
             return
-        cut = max(1, n // 3)
-        z = output.detach()
-        given = [(z, target), *((z[s], _cut(target, s)) for s in (slice(cut), slice(cut, n)))]
+        whole = self._sum(output, target)
+        for cut in sorted({1, max(1, n // 3), n - 1}):  # one alone would do for balanced classes
+            parts = [
+                self._sum(output[part], _cut(target, part)) for part in (slice(cut), slice(cut, n))
+            ]
+            self._compare(whole, parts, output.dtype)
+
+    def _sum(self, output: Tensor, target: Any) -> tuple[float, float]:
+        """The loss of some samples, and what they weigh."""
         with torch.no_grad():
-            means = [float(self.mean(*pair)) for pair in given]
-        weights = [self.weight(*pair) for pair in given]
-        sums = [m * w if w else 0.0 for m, w in zip(means, weights, strict=True)]
-        size = sum(map(abs, sums))
-        slack = (1e-4 if output.dtype == torch.float32 else 1e-9) * size
-        if abs(weights[0] - weights[1] - weights[2]) > 1e-6 * abs(weights[0]):
+            return float(self.mean(output.detach(), target)), self.weight(output, target)
+
+    def _compare(
+        self, whole: tuple[float, float], parts: list[tuple[float, float]], dtype: torch.dtype
+    ) -> None:
+        if abs(whole[1] - sum(w for _, w in parts)) > 1e-6 * abs(whole[1]):
             self._refuse("the weight of a batch is not the sum of the weights of its parts")
+        sums = [mean * w if w else 0.0 for mean, w in (whole, *parts)]
+        slack = (1e-4 if dtype == torch.float32 else 1e-9) * sum(map(abs, sums))
         if not abs(sums[0] - sums[1] - sums[2]) <= slack:
             self._refuse(
-                f"a batch has the loss {means[0]:.6g} and its two parts {means[1]:.6g} and "
-                f"{means[2]:.6g}, of which that is not the mean over {self.average}"
+                f"a batch has the loss {whole[0]:.6g} and its two parts {parts[0][0]:.6g} and "
+                f"{parts[1][0]:.6g}, of which that is not the mean over {self.average}"
             )
 
     def _refuse(self, reason: str) -> NoReturn:

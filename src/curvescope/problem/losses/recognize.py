@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -42,7 +42,7 @@ def as_loss(loss: str | nn.Module | Callable[..., Tensor] | Loss) -> Loss:
         return loss
     if isinstance(loss, str):
         one_of("Problem(loss)", "loss", loss, BY_NAME)
-        return BY_NAME[loss]()
+        return _named(loss)
     for family in FAMILIES:
         settings = _settings(family, loss)
         if settings is not None:
@@ -54,6 +54,11 @@ def as_loss(loss: str | nn.Module | Callable[..., Tensor] | Loss) -> Loss:
     if isinstance(loss, partial):
         _need_mean(loss.keywords.get("reduction", "mean"))
     return Custom(loss)
+
+
+@cache
+def _named(name: str) -> Loss:
+    return BY_NAME[name]()
 
 
 def _settings(family: type[Loss], loss: Any) -> dict[str, Any] | None:
