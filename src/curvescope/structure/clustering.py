@@ -9,7 +9,6 @@ from torch import Tensor
 
 from curvescope import _checks
 from curvescope._checks import CurvescopeError
-from curvescope.linearisation.extended import extended
 from curvescope.linearisation.layers import Capture, capture, check_samples, linear_layers
 from curvescope.problem.batches import Batch
 from curvescope.problem.problem import Problem
@@ -114,11 +113,11 @@ def logit_clusters(problem: Problem, layer: str) -> LogitClusters:
 
 def _labels(problem: Problem, batch: Batch, seen: Capture) -> Tensor:
     where, z = "logit_clusters(problem)", seen.output
-    labels = extended(problem.loss, z.detach(), batch.target, where).labels
-    if z.ndim != 2 or z.shape[1] < 2 or bool((labels < 0).any()):
+    found = problem.loss.at(z.detach(), batch.target).classes(where)
+    if found is None or z.ndim != 2 or z.shape[1] < 2 or bool((found.labels < 0).any()):
         msg = f"{where}: needs cross-entropy with one class label for each sample"
         raise CurvescopeError(msg)
-    return labels
+    return found.labels
 
 
 @torch.no_grad()
