@@ -268,7 +268,7 @@ def test_refusals() -> None:
     with pytest.raises(cs.CurvescopeError, match="weight must be at least 0"):
         TraceRegulariser("ggn", weight=-1.0, generator=generator())
     with pytest.raises(cs.CurvescopeError, match="no known root of its output Hessian"):
-        TraceRegulariser("ggn", weight=1.0, loss=F.l1_loss, generator=generator())
+        TraceRegulariser("ggn", weight=1.0, loss=F.multi_margin_loss, generator=generator())
     with pytest.raises(cs.CurvescopeError, match="batch norm in train mode ties the samples"):
         TraceRegulariser("ggn", weight=1.0, samples=2, generator=generator())(model, X, y)
     with pytest.raises(cs.CurvescopeError, match="no parameter of the model requires grad"):

@@ -49,6 +49,11 @@ class Classes:
         """``C``."""
         return self.log_p.shape[1]
 
+    @property
+    def count(self) -> int:
+        """The terms that are not ignored."""
+        return int((self.labels >= 0).sum())
+
     def roots(self) -> Tensor:
         """``√p_c' · ∂ℓ(z, y_c')/∂z``: ``[terms, C, c]`` with ``Σ_c' r rᵀ = ∂²ℓ/∂z²``."""
         half = torch.exp(0.5 * self.log_p).to(self.directions.dtype)

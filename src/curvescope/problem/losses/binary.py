@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from curvescope._checks import CurvescopeError
+from curvescope._checks import CurvescopeError, Inapplicable
 from curvescope.problem.losses.base import Classes, Diagonal, Loss, Terms, need_tensor
 from curvescope.problem.losses.probes import DiagonalRoot
 
@@ -148,7 +148,7 @@ class BinaryLogisticAt(Diagonal):
                 f"logistic loss of an output {list(self._logits.shape)} with other targets or "
                 "weights"
             )
-            raise CurvescopeError(msg)
+            raise Inapplicable(msg)
         z = self._logits.reshape(-1, 1)
         # log p of class 0 and of class 1, and p − 0 and p − 1, each without cancellation
         log_p = torch.cat([F.logsigmoid(-z.double()), F.logsigmoid(z.double())], 1)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from curvescope._checks import CurvescopeError
+from curvescope._checks import Inapplicable
 from curvescope.problem.losses.base import Classes, LossAt, Terms
 
 
@@ -69,7 +69,7 @@ class SoftmaxAt(LossAt):
             f"{where}: needs one class label for each term, all of the same weight, got "
             "cross-entropy with probabilities as targets or class weights"
         )
-        raise CurvescopeError(msg)
+        raise Inapplicable(msg)
 
     def _rows(self) -> Tensor:
         return self._logits.movedim(self._axis, -1).flatten(0, -2)
@@ -87,7 +87,7 @@ class SoftmaxAt(LossAt):
         rows = self._rows()
         if rows.shape[1] < 2:
             msg = f"{where}: needs at least two classes, got an output {list(self._shape)}"
-            raise CurvescopeError(msg)
+            raise Inapplicable(msg)
         ignored = ~self._counted.flatten()
         labels = labels.flatten().masked_fill(ignored, -1)
         log_p = F.log_softmax(rows.double(), 1).masked_fill(ignored[:, None], -torch.inf)
@@ -179,7 +179,7 @@ class SoftAt(SoftmaxAt):
                 "EmpiricalFisher: with label smoothing and a class of weight 0 there are terms of "
                 "weight 0 that are not 0; give every class a positive weight"
             )
-            raise CurvescopeError(msg)
+            raise Inapplicable(msg)
         return self.terms((g / weights.clamp_min(torch.finfo(g.dtype).tiny).sqrt())[None])
 
     def each(self) -> Terms | None:
