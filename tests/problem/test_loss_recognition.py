@@ -16,6 +16,11 @@ from curvescope.problem.losses import Custom, as_loss
 F64 = torch.float64
 
 
+def short(value: Any) -> str:
+    """A name that is the same in every process."""
+    return value if isinstance(value, str) else type(value).__name__
+
+
 def conv(outputs: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -53,7 +58,7 @@ def randn(*shape: int, seed: int = 1) -> Tensor:
         (partial(F.l1_loss, reduction="mean"), "smooth_l1(beta=0)"),
         (partial(F.mse_loss, size_average=None, reduce=None), "mse"),
     ],
-    ids=str,
+    ids=short,
 )
 def test_functions_and_modules_are_the_losses_that_they_are(given: Any, name: str) -> None:
     loss = as_loss(given)
@@ -88,7 +93,7 @@ def test_a_subclass_with_a_forward_of_its_own_is_another_loss() -> None:
         ("hinge", r"loss must be one of 'cross_entropy', .* got 'hinge'"),
         (3, r"needs a name or a callable"),
     ],
-    ids=str,
+    ids=short,
 )
 def test_what_is_not_a_mean_or_not_known_is_refused(given: Any, message: str) -> None:
     with pytest.raises(cs.CurvescopeError, match=message):
@@ -98,7 +103,7 @@ def test_what_is_not_a_mean_or_not_known_is_refused(given: Any, message: str) ->
 # Axes --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("given", [nn.CrossEntropyLoss(), F.cross_entropy], ids=str)
+@pytest.mark.parametrize("given", [nn.CrossEntropyLoss(), F.cross_entropy], ids=short)
 def test_torchs_own_losses_have_torchs_axis_where_both_fit(given: Any) -> None:
     X, y = randn(5, 2, 3), torch.randint(3, (5, 3), generator=torch.Generator().manual_seed(3))
     ours = cs.Problem(conv(3), (X, y), given)
@@ -162,7 +167,7 @@ X, Y = randn(9, 2), torch.tensor([0, 2, 1, 1, 0, 2, 2, 1, 0])
     ],
     ids=["class weights", "sum", "ignored", "of the mean", "contrast"],
 )
-@pytest.mark.parametrize("sizes", [(9,), (4, 4, 1)], ids=str)
+@pytest.mark.parametrize("sizes", [(9,), (4, 4, 1)], ids=["one", "three"])
 def test_a_callable_that_does_not_average_over_samples_is_refused(
     function: Any, sizes: tuple[int, ...]
 ) -> None:
@@ -232,7 +237,9 @@ def test_targets_that_cannot_be_cut_need_a_declaration() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [nn.MultiMarginLoss(), F.multi_margin_loss, partial(F.multi_margin_loss, margin=0.5)]
+    "given",
+    [nn.MultiMarginLoss(), F.multi_margin_loss, partial(F.multi_margin_loss, margin=0.5)],
+    ids=short,
 )
 def test_a_loss_without_a_second_derivative_is_one_sentence(given: Any) -> None:
     ours = cs.Problem(linear(), (X, Y), given)
@@ -258,7 +265,7 @@ def test_a_loss_without_a_second_derivative_is_one_sentence(given: Any) -> None:
         (Y, nn.HuberLoss(), r"huber.*needs a real target"),
         (torch.rand(9, 3), nn.CrossEntropyLoss(ignore_index=1), r"ignore_index needs class ind"),
     ],
-    ids=str,
+    ids=short,
 )
 def test_targets_that_fit_no_output_are_refused_when_the_problem_is_made(
     target: Tensor, loss: Any, message: str
@@ -277,7 +284,7 @@ def test_targets_that_fit_no_output_are_refused_when_the_problem_is_made(
         (torch.rand(9, 3), nn.BCEWithLogitsLoss(pos_weight=torch.rand(2)), r"one sample and be"),
         (torch.rand(9), nn.MSELoss(), r"mse: needs a real target of the output's shape"),
     ],
-    ids=str,
+    ids=short,
 )
 def test_targets_that_do_not_fit_the_output_are_refused(
     target: Tensor, loss: Any, message: str
