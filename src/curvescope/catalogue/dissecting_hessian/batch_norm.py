@@ -72,7 +72,7 @@ def _moved(settings: Settings, networks: Group) -> list[AutocorrelationStructure
 @torch.no_grad()
 def after_pooling(model: nn.Module, X: Tensor) -> nn.Module:
     """The same weights with the batch norms after the pooling, and what they see of ``X`` there."""
-    moved = norms_after_pooling(copy.deepcopy(model))
+    moved = evaluated(norms_after_pooling(copy.deepcopy(model)))  # all of it: the root is new
     for module in moved.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.reset_running_stats()
