@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,23 +31,23 @@ class Snapshot:
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         now = list(tensors)
-        self._copies = [_bits(tensor).clone() for tensor in now]
         self._kinds = [_kind(tensor) for tensor in now]
+        self._copies = [_bits(tensor).clone() for tensor in now]
+        self._arrays = [copy.numpy() if copy.is_cpu else None for copy in self._copies]
 
     def matches(self, tensors: Iterable[Tensor]) -> bool:
         """Whether these are as many tensors with the same dtypes, shapes and numbers."""
         now = list(tensors)
         if [_kind(tensor) for tensor in now] != self._kinds:
             return False
-        differ = []
-        for tensor, copy in zip(now, self._copies, strict=True):
-            bits = _bits(tensor)
-            if bits.is_cpu:
-                if not (bits.numpy() == copy.numpy()).all():  # faster than torch.equal
+        elsewhere = []
+        for tensor, copy, array in zip(now, self._copies, self._arrays, strict=True):
+            if array is not None:
+                if np.count_nonzero(_bits(tensor).numpy() != array):  # faster than torch.equal
                     return False
-            elif not bits.is_meta:
-                differ.append((bits != copy).any())
-        return not differ or not bool(torch.stack(differ).any())
+            elif not copy.is_meta:
+                elsewhere.append((_bits(tensor) != copy).any())
+        return not elsewhere or not bool(torch.stack(elsewhere).any())
 
 
 def _kind(tensor: Tensor) -> tuple[torch.dtype, torch.Size, torch.device]:
@@ -58,4 +59,4 @@ def _bits(tensor: Tensor) -> Tensor:
     plain = tensor.detach()
     if plain.is_complex():
         plain = torch.view_as_real(plain)
-    return plain.view(_BITS[plain.element_size()])
+    return plain.view(_BITS[plain.itemsize])
