@@ -134,7 +134,7 @@ def test_an_interrupted_analysis_goes_on_to_the_same_numbers(
         quick_run(tmp_path, tell=told.append, progress=interrupt)
     half = RunDirectory(tmp_path)
     assert half.stages == ("overview", "sharpness", "spectrum-H")
-    assert (half.folder("spectrum-G") / "work" / "density.npz").exists()
+    assert (half.folder("spectrum-G") / "work" / "density.safetensors").exists()
 
     told.clear()
     whole = quick_run(tmp_path, tell=told.append)

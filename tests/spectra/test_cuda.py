@@ -89,7 +89,7 @@ def test_the_recurrence_never_waits_for_the_device() -> None:
 
 def test_a_checkpoint_moves_to_the_device(tmp_path) -> None:  # type: ignore[no-untyped-def]
     _, device = both()
-    path = tmp_path / "state.npz"
+    path = tmp_path / "state"
     whole = eigenpairs(device, 6, generator=seeded())
     cut = eigenpairs(device, 6, max_products=9, generator=seeded(), checkpoint=path, every=1)
     assert cut.status is Status.BUDGET

@@ -5,8 +5,8 @@ numbers, the same code and the same settings, in this process or another one, wh
 memory. This folder is the only place in the package that hashes.
 """
 
-from curvescope.identity.encoding import digest
+from curvescope.identity.encoding import digest, row_digests
 from curvescope.identity.files import checksum, code_digest, file_digest
 from curvescope.identity.snapshot import Snapshot
 
-__all__ = ["Snapshot", "checksum", "code_digest", "digest", "file_digest"]
+__all__ = ["Snapshot", "checksum", "code_digest", "digest", "file_digest", "row_digests"]

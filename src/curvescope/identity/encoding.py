@@ -10,7 +10,7 @@ import os
 import struct
 import sys
 import types
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from enum import Enum
 from itertools import chain
 from pathlib import Path
@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from curvescope._checks import CurvescopeError
+
+_ROWS = 4096  # copied at a time
 
 
 def digest(*things: object) -> str:
@@ -39,7 +41,7 @@ def digest(*things: object) -> str:
     ``nn.Module``              classes, attributes, hooks, parameters and buffers with their names
                                and numbers; an attribute of an unknown kind counts by its class
     dataclasses, plain objects class and fields
-    anything with an           that string
+    anything else with an      that string
     ``identity`` that is a str
     ========================= ====================================================================
 
@@ -59,6 +61,27 @@ def digest(*things: object) -> str:
     for thing in things:
         encoder.add(thing)
     return encoder.hexdigest()
+
+
+def row_digests(tensors: Sequence[Tensor]) -> list[str]:
+    """A digest for each row of some tensors with the same first dimension, taken together.
+
+    >>> one = row_digests([torch.tensor([[1.0], [2.0], [1.0]]), torch.tensor([0, 0, 0])])
+    >>> one[0] == one[2] != one[1]
+    True
+    """
+    count = len(tensors[0])
+    head = hashlib.sha256(digest([(t.dtype, t.shape[1:]) for t in tensors]).encode())
+    plain = [t.detach().resolve_conj().resolve_neg().cpu().reshape(count, -1) for t in tensors]
+    digests = []
+    for start in range(0, count, _ROWS):
+        pieces = [t[start : start + _ROWS].contiguous() for t in plain if t.numel()]
+        raw = [piece.view(torch.uint8).numpy() for piece in pieces]
+        for row in np.concatenate(raw, axis=1) if raw else [b""] * len(plain[0][start:]):
+            one = head.copy()
+            one.update(row)
+            digests.append(one.hexdigest())
+    return digests
 
 
 class _Encoder:
@@ -122,10 +145,10 @@ class _Encoder:
             self._tensor(thing.get_state())
         elif isinstance(thing, type):
             self._describe_class(thing)
-        elif isinstance(getattr(thing, "identity", None), str):
-            self._put("identity", thing.identity.encode())
         elif isinstance(thing, nn.Module):
             self._module(thing)
+        elif isinstance(given := getattr(thing, "identity", None), str):
+            self._put("identity", given.encode())
         elif isinstance(thing, tuple | list):
             self._put("list" if isinstance(thing, list) else "tuple", str(len(thing)).encode())
             for each in thing:

@@ -81,6 +81,9 @@ class Sum(LinearOperator):
         )
         self.terms = list(terms)
 
+    def _decided_by(self) -> tuple[object, ...]:
+        return "sum", [c for c, _ in self.terms], *(A for _, A in self.terms)
+
     def _matmat(self, X: Tensor) -> Tensor:
         total = self.terms[0][0] * self.terms[0][1]._matmat(X)
         for c, A in self.terms[1:]:
@@ -113,6 +116,9 @@ class Product(LinearOperator):
         super().__init__((A.shape[0], B.shape[1]), dtype=A.dtype, device=A.device)
         self._factors = (A, B)
 
+    def _decided_by(self) -> tuple[object, ...]:
+        return "product", *self._factors
+
     def _matmat(self, X: Tensor) -> Tensor:
         A, B = self._factors
         return A._matmat(B._matmat(X))
@@ -128,6 +134,9 @@ class Transpose(LinearOperator):
     def __init__(self, A: LinearOperator) -> None:
         super().__init__((A.shape[1], A.shape[0]), dtype=A.dtype, device=A.device)
         self._original = A
+
+    def _decided_by(self) -> tuple[object, ...]:
+        return "transpose", self._original
 
     def _matmat(self, X: Tensor) -> Tensor:
         return self._original._rmatmat(X)
@@ -152,6 +161,9 @@ class Submatrix(LinearOperator):
         n = stop - start
         super().__init__((n, n), dtype=A.dtype, device=A.device, symmetric=A.symmetric, psd=A.psd)
         self._original, self._range = A, slice(start, stop)
+
+    def _decided_by(self) -> tuple[object, ...]:
+        return "submatrix", self._range.start, self._range.stop, self._original
 
     def _padded(self, X: Tensor) -> Tensor:
         full = X.new_zeros(self._original.shape[0], X.shape[1])
@@ -179,6 +191,9 @@ class Projected(LinearOperator):
         )
         self._original, self._left = A, left
         self._right = left if right is None else right
+
+    def _decided_by(self) -> tuple[object, ...]:
+        return "projected", self._left, self._right, self._original
 
     def _matmat(self, X: Tensor) -> Tensor:
         return _reject(self._left, self._original._matmat(_reject(self._right, X)))

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from curvescope import _checks
+from curvescope._random import gaussian
+from curvescope.identity import digest
 
 if TYPE_CHECKING:
     import scipy.sparse.linalg
@@ -78,6 +80,42 @@ class LinearOperator(ABC):
         from curvescope.operators.gram import dual_of
 
         return dual_of(self)
+
+    # What a matrix is ---------------------------------------------------------------------------
+
+    def _decided_by(self) -> tuple[object, ...] | None:
+        """All that decides the matrix, for :attr:`identity`; None where only a product can say."""
+        return None
+
+    @property
+    def identity(self) -> str:
+        """A digest by which this matrix is recognized, in this process or in another one.
+
+        For curvature matrices it is that of the problem and of which matrix it is, for matrices of
+        numbers that of the numbers, for algebra that of the parts. For any other operator it is
+        that of one product with a fixed vector, to the last bit: a subclass whose products are not
+        the same to the bit everywhere should return what decides them from ``_decided_by``.
+
+        >>> from curvescope.operators.simple import Diagonal
+        >>> A = Diagonal(torch.tensor([1.0, 2.0]))
+        >>> A.identity == Diagonal(torch.tensor([1.0, 2.0])).identity != (7 * A).identity
+        True
+        """
+        parts = self._decided_by()
+        if parts is None:
+            fixed = torch.Generator().manual_seed(0)
+            x = gaussian((self.shape[1], 1), fixed, self.dtype, self.device)
+            with torch.no_grad():
+                parts = ("product", self._matmat(x))
+        return digest(*parts)
+
+    @property
+    def identity_products(self) -> int:
+        """How many products :attr:`identity` takes: one for each part that is not known."""
+        parts = self._decided_by()
+        if parts is None:
+            return 1
+        return sum(part.identity_products for part in parts if isinstance(part, LinearOperator))
 
     # Two hooks by which `algebra` lets an operator represent its own multiples and sums; None means
     # that it cannot, and a generic Sum is made.

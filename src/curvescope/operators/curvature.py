@@ -11,7 +11,7 @@ from torch import Tensor
 
 from curvescope._checks import CurvescopeError
 from curvescope._state import full_precision
-from curvescope.linearisation.outputs import Mix
+from curvescope.linearisation.outputs import Mix, SampledFisher
 from curvescope.linearisation.sweep import Footprint, Options, sweep_of
 from curvescope.linearisation.vanishing import residual_has_no_diagonal
 from curvescope.operators.base import LinearOperator
@@ -61,6 +61,12 @@ class Curvature(LinearOperator):
             if closed is not None:
                 return closed
             return sweep_of(self.problem).product(self._mix, self.space, X, self._options)
+
+    def _decided_by(self) -> tuple[object, ...]:
+        drawn = any(isinstance(matrix, SampledFisher) for matrix, _ in self._mix.outputs)
+        # Draws belong to the place of a sample in its batch.
+        problem = self.problem.identity_in_order if drawn else self.problem.identity
+        return "curvature", problem, self._mix, self.space.names
 
     def _quadratic(self, X: Tensor) -> Tensor:
         """``xᵀ Jᵀ B J x = (J x)ᵀ B (J x)``: no backward pass, about half a product."""

@@ -52,6 +52,9 @@ class KroneckerOperator(LinearOperator):
         symmetric = psd or (torch.equal(A, A.T) and torch.equal(B, B.T))
         super().__init__((size, size), dtype=A.dtype, device=A.device, symmetric=symmetric, psd=psd)
 
+    def _decided_by(self) -> tuple[object, ...]:
+        return "kronecker", self.A, self.B
+
     def _matmat(self, X: Tensor) -> Tensor:
         return _sandwich(self.A, self.B, X)
 
@@ -157,6 +160,9 @@ class KroneckerFunction(LinearOperator):
             psd=bool((entries >= 0).all()),
         )  # fmt: skip
         self.a, self.b, self.entries = a.detach(), b.detach(), entries.detach()
+
+    def _decided_by(self) -> tuple[object, ...]:
+        return "kronecker function", self.a, self.b, self.entries
 
     def _matmat(self, X: Tensor) -> Tensor:
         rotated = _sandwich(self.a.T, self.b.T, X) * self.entries.reshape(-1, 1)

@@ -127,7 +127,7 @@ class LayerSweep:
             self._sizes[part.layer, matrix] = None
             return None
         pieces, terms = self._kept[part.layer, matrix]
-        return LayerRoot(self.problem, part, pieces, space.size, (c / terms) ** 0.5)
+        return LayerRoot(self.problem, mix, part, pieces, space.size, (c / terms) ** 0.5)
 
     # Recording -----------------------------------------------------------------------------------
 
@@ -245,17 +245,27 @@ class LayerRoot(LinearOperator):
     """
 
     def __init__(
-        self, problem: Problem, part: Part, pieces: list[Factors], size: int, scale: float
+        self,
+        problem: Problem,
+        mix: Mix,
+        part: Part,
+        pieces: list[Factors],
+        size: int,
+        scale: float,
     ) -> None:
         self._rows = [piece.rows for piece in pieces]
         shape = (sum(self._rows), size)
         super().__init__(shape, dtype=problem.dtype, device=problem.device)
-        self._problem, self._part, self._pieces, self._scale = problem, part, pieces, scale
+        self._problem, self._mix, self._part = problem, mix, part
+        self._pieces, self._scale = pieces, scale
 
     def _matmat(self, X: Tensor) -> Tensor:
         self._problem.check_unchanged()
         rows = X.T.contiguous()
         return torch.cat([p.push(rows, self._part) for p in self._pieces], 1).mul_(self._scale).T
+
+    def _decided_by(self) -> tuple[object, ...]:
+        return "root", self._problem.identity_in_order, self._mix, self._part
 
     def gather(self, Y: Tensor) -> Tensor:
         """``Rᵀ Y`` in fewer numbers where the layer has constant inputs, as rows ``[k, q]``."""

@@ -29,6 +29,9 @@ class Dense(LinearOperator):
         )
         self._matrix = matrix.detach().clone()
 
+    def _decided_by(self) -> tuple[object, ...]:
+        return "dense", self._matrix
+
     def _matmat(self, X: Tensor) -> Tensor:
         return self._matrix @ X
 
@@ -63,6 +66,9 @@ class Diagonal(LinearOperator):
         )
         self.entries = entries.detach().clone()
 
+    def _decided_by(self) -> tuple[object, ...]:
+        return "diagonal", self.entries
+
     def _matmat(self, X: Tensor) -> Tensor:
         return self.entries[:, None] * X
 
@@ -72,6 +78,9 @@ class Identity(LinearOperator):
 
     def __init__(self, n: int, *, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__((n, n), dtype=dtype, device=device, symmetric=True, psd=True)
+
+    def _decided_by(self) -> tuple[object, ...]:
+        return "identity", self.shape, self.dtype
 
     def _matmat(self, X: Tensor) -> Tensor:
         return X.clone()
@@ -111,6 +120,9 @@ class LowRank(LinearOperator):
             psd=symmetric and bool((scales >= 0).all()),
         )
         self.left, self.scales, self.right = left.detach(), scales.detach(), other.detach()
+
+    def _decided_by(self) -> tuple[object, ...]:
+        return "low rank", self.left, self.scales, self.right
 
     def _matmat(self, X: Tensor) -> Tensor:
         return self.left @ (self.scales[:, None] * (self.right.T @ X))

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, RandomSampler
 
 from curvescope._checks import CurvescopeError
+from curvescope.identity import digest, row_digests
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,20 @@ class Batches:
         if nothing:
             raise CurvescopeError(_EMPTY)
 
+    def digests(self) -> tuple[str, str]:
+        """The data by content: as samples without order, and as the batches that they come in.
+
+        A sample is a row of all tensors of a batch; a batch whose tensors differ in their first
+        dimension is one piece. Cost: one pass over the data.
+        """
+        samples: list[str] = []
+        batches: list[str] = []
+        for item in self._data:
+            rows = _sample_digests(*_pair(item))
+            samples += rows
+            batches.append(digest(rows))
+        return digest(sorted(samples)), digest(batches)
+
     def _move(self, tree: Any) -> Any:
         return pytree.tree_map_only(
             Tensor, lambda t: t.detach().to(self._device, non_blocking=True), tree
@@ -85,6 +100,17 @@ class Batches:
 
 
 _EMPTY = "Problem(data): the data is empty; at least one sample is needed"
+
+
+def _sample_digests(inputs: Any, target: Any) -> list[str]:
+    leaves = pytree.tree_leaves_with_path((inputs, target))
+    names = [pytree.keystr(path) for path, _ in leaves]
+    tensors = [leaf for _, leaf in leaves if isinstance(leaf, Tensor)]
+    others = [leaf for _, leaf in leaves if not isinstance(leaf, Tensor)]
+    lengths = {len(tensor) if tensor.ndim else None for tensor in tensors}
+    if len(lengths) != 1 or None in lengths:
+        return [digest(names, others, tensors)]
+    return [digest(names, others, row) for row in row_digests(tensors)]
 
 
 def _pair(item: Any) -> tuple[Any, Any]:

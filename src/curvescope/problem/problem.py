@@ -11,11 +11,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import TorchFunctionMode
 
 from curvescope import _checks, _state
 from curvescope._checks import CurvescopeError, ModelError
-from curvescope.identity import Snapshot
+from curvescope.identity import Snapshot, digest
 from curvescope.problem.batches import Batch, Batches
 from curvescope.problem.calling import call_with, decoder_inputs
 from curvescope.problem.losses import Loss, LossAt, as_loss
@@ -102,8 +103,9 @@ class Problem:
             for target in self.data.targets:
                 self.loss.check_target(target)
         _check_weights(model)
-        self._snapshot = Snapshot(_state(model))
+        self._snapshot = Snapshot(_numbers(model))
         self._checked = False  # whether one full pass has looked at targets and outputs
+        self._digests: dict[str, Any] = {}  # of the model and the data, once they were needed
         self.cache: dict[str, Any] = {}  # what others compute for this problem, gone with it
 
     def batches(self) -> Iterator[Batch]:
@@ -113,7 +115,9 @@ class Problem:
 
     def check_unchanged(self) -> None:
         """Refuse to go on when the weights or buffers are not those the problem was built with."""
-        if not self._snapshot.matches(_state(self.model)):
+        with _state.exclusive(self.model):  # another thread's evaluation puts other buffers in
+            same = self._snapshot.matches(_numbers(self.model))
+        if not same:
             msg = (
                 "Problem: the model's weights have changed since the problem was built; build a "
                 "new Problem for the new weights"
@@ -141,6 +145,31 @@ class Problem:
             output = self.output(variables, first).detach()
             result = self._call(variables, first, {"labels": first.target})
         return own_loss(self.model, name, output, first.target, result)
+
+    @property
+    def identity(self) -> str:
+        """A digest of all that decides the loss as a function of the variables, by content.
+
+        Weights, buffers, modules, mode, loss, the chosen variables and the data. In mode="eval"
+        neither the order of the samples nor their batches matter, unless the model has norms that
+        use the statistics of a batch even then. Cost: a pass over weights and data, once.
+        """
+        return self._identity(in_order=self.mode == "train" or _sees_batches(self.model))
+
+    @property
+    def identity_in_order(self) -> str:
+        """:attr:`identity`, and the order of the samples and the batches that they come in."""
+        return self._identity(in_order=True)
+
+    def _identity(self, *, in_order: bool) -> str:
+        self.check_unchanged()
+        if not self._digests:
+            with _state.exclusive(self.model):
+                model = digest(self.model)
+            self._digests.update(model=model, data=self.data.digests())
+        data = self._digests["data"][in_order]
+        names = self.params.names
+        return digest("problem", self._digests["model"], self.mode, self.loss, names, data)
 
     # One evaluation ------------------------------------------------------------------------------
 
@@ -328,7 +357,12 @@ def _check_weights(model: nn.Module) -> None:
             raise CurvescopeError(msg)
 
 
-def _state(model: nn.Module) -> list[Tensor]:
+def _sees_batches(model: nn.Module) -> bool:
+    """Whether a norm has no statistics of its own."""
+    return any(isinstance(m, _NormBase) and m.running_mean is None for m in model.modules())
+
+
+def _numbers(model: nn.Module) -> list[Tensor]:
     """All numbers that a model's output depends on; faster than ``model.parameters()``."""
     tensors: list[Tensor | None] = []
     modules = [model]

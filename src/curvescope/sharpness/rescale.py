@@ -174,5 +174,8 @@ class Congruence(LinearOperator):
         super().__init__(A.shape, dtype=A.dtype, device=A.device, symmetric=True, psd=A.psd)
         self._inner, self._d = A, diagonal.to(A.device, A.dtype)[:, None]
 
+    def _decided_by(self) -> tuple[object, ...]:
+        return "congruence", self._d, self._inner
+
     def _matmat(self, X: Tensor) -> Tensor:
         return self._d * (self._inner @ (self._d * X))

@@ -13,13 +13,13 @@ Every estimator takes the same four optional keywords, :class:`Control`:
     estimator again with the same path continues from there and returns the numbers, bit for bit on
     the CPU, that an undisturbed run returns.
 
-A state is an ``.npz`` of plain arrays; it is written beside its place and then moved there, so that
-a kill leaves the old state or the new one, and it is read without executing anything.
+A state belongs to one estimate and is refused by any other one: see
+:mod:`curvescope.spectra.checkpoint`. Where the matrix can only be recognized by a product with it,
+that product is counted with the others.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
@@ -27,19 +27,16 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from types import TracebackType
 from typing import TypedDict
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from curvescope import _checks
 from curvescope._checks import CurvescopeError
-
-State = Mapping[str, Tensor]
-"""What an estimator needs to go on: named tensors."""
+from curvescope.operators.base import LinearOperator
+from curvescope.spectra.checkpoint import Checkpoint, State
 
 
 class Status(str, Enum):
@@ -101,9 +98,19 @@ class Watch:
 
     Ctrl-C is held back until the next :meth:`tick`, where the state (which ``state`` returns) is
     that of a whole number of steps. Only Python's own handler in the main thread is replaced.
+
+    ``settings`` are what decides the numbers besides the matrix: with them a saved state is
+    recognized. ``products`` counts those that recognizing the matrix took.
     """
 
-    def __init__(self, task: str, identity: str, state: Callable[[], State], **control: object):
+    def __init__(
+        self,
+        task: str,
+        A: LinearOperator,
+        settings: Mapping[str, object],
+        state: Callable[[], State],
+        **control: object,
+    ) -> None:
         unknown = set(control) - set(Control.__annotations__)
         if unknown:
             msg = (
@@ -115,9 +122,10 @@ class Watch:
         _checks.one_of(task, "on_interrupt", on_interrupt, ("raise", "return"))
         every, path = control.get("every", 10), control.get("checkpoint")
         self.interrupted = False
-        self._task, self._identity, self._state = task, f"{task}: {identity}", state
+        self._task, self._state = task, state
         self._returns = on_interrupt == "return"
-        self._path = Path(str(path)) if path is not None else None
+        self._checkpoint = None if path is None else Checkpoint(os.fspath(path), task, A, settings)  # type: ignore[call-overload]
+        self.products = 0 if self._checkpoint is None else self._checkpoint.products
         self._every = _checks.positive_int(task, "every", every)  # type: ignore[arg-type]
         self._progress: Callable[[Progress], None] | None = control.get("progress")  # type: ignore[assignment]
         self._began, self._ticks = time.perf_counter(), 0
@@ -125,27 +133,12 @@ class Watch:
 
     def restore(self) -> dict[str, Tensor] | None:
         """The saved state, or None where there is none; another estimate's state is refused."""
-        if self._path is None or not self._path.exists():
-            return None
-        try:
-            with np.load(self._path, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
-            identity = json.loads(str(arrays.pop("identity")))
-        except (OSError, ValueError, KeyError, EOFError) as error:
-            msg = f"{self._task}: checkpoint {self._path} cannot be read ({error}); delete it"
-            raise CurvescopeError(msg) from None
-        if identity != self._identity:
-            msg = (
-                f"{self._task}: checkpoint {self._path} belongs to [{identity}], this is "
-                f"[{self._identity}]; give another path or delete it"
-            )
-            raise CurvescopeError(msg)
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return None if self._checkpoint is None else self._checkpoint.load()
 
     def tick(self, done: int, total: int, products: int) -> None:
         """Report one step, and save the state when it is time."""
         self._ticks += 1
-        if self._path is not None and self._ticks % self._every == 0:
+        if self._ticks % self._every == 0:
             self.save()
         if self._progress is not None:
             seconds = time.perf_counter() - self._began
@@ -154,17 +147,9 @@ class Watch:
             raise KeyboardInterrupt
 
     def save(self) -> None:
-        """Write the state atomically."""
-        if self._path is None:
-            return
-        arrays = {name: value.detach().cpu().numpy() for name, value in self._state().items()}
-        partial = self._path.with_name(f"{self._path.name}.{os.getpid()}.part")
-        try:
-            with open(partial, "wb") as file:
-                np.savez(file, identity=np.array(json.dumps(self._identity)), **arrays)  # type: ignore[arg-type]
-            os.replace(partial, self._path)
-        finally:
-            partial.unlink(missing_ok=True)
+        """Write the state."""
+        if self._checkpoint is not None:
+            self._checkpoint.save(self._state())
 
     def _hold(self, number: int, frame: object) -> None:
         if self._pressed:
@@ -198,8 +183,6 @@ class Watch:
 
 def require_symmetric(where: str, A: object) -> None:
     """Refuse anything but a symmetric operator of positive dimension."""
-    from curvescope.operators.base import LinearOperator
-
     if not isinstance(A, LinearOperator):
         msg = f"{where}: needs an operator, got {type(A).__name__}; wrap a matrix in Dense(matrix)"
         raise CurvescopeError(msg)

@@ -124,8 +124,11 @@ def eigenpairs(
         overlook=None if overlook is None else _checks.finite_float(where, "overlook", overlook, 0),
         generator=_checks.generator(where, generator),
     )
-    identity = f"{A}, k={k}, {which}, tol={tol}, {relative}, block={block}, basis={basis}"
-    watch = Watch("eigenpairs", f"{identity}, overlook={overlook}", search.state, **control)
+    settings = {
+        "k": k, "which": which, "tol": tol, "relative": relative, "block": block, "basis": basis,
+        "overlook": overlook, "generator": generator,
+    }  # fmt: skip
+    watch = Watch("eigenpairs", A, settings, search.state, **control)
     with watch:
         saved = watch.restore()
         if saved is not None:
@@ -133,15 +136,15 @@ def eigenpairs(
         while not search.finished and search.krylov.products < budget:
             search.step(budget - search.krylov.products)
             watch.tick(search.passed, k, search.krylov.products)
-    return _result(search, watch.interrupted)
+    return _result(search, watch)
 
 
-def _result(search: Search, interrupted: bool) -> EigenPairs:
+def _result(search: Search, watch: Watch) -> EigenPairs:
     """The best pairs of the decomposition as it is."""
     krylov = search.krylov
     ritz = search.ritz()
     passed = bool((ritz.residuals <= ritz.tolerance).all()) and len(ritz.values) == search.k
-    status = Status.INTERRUPTED if interrupted else Status.BUDGET
+    status = Status.INTERRUPTED if watch.interrupted else Status.BUDGET
     if search.finished:
         status = Status.CONVERGED if passed else Status.PRECISION
     dtype, device = krylov.basis.dtype, krylov.basis.device
@@ -152,7 +155,7 @@ def _result(search: Search, interrupted: bool) -> EigenPairs:
         tolerance=ritz.tolerance.to(device, dtype),
         converged=passed and search.finished,
         missed=search.missed,
-        products=krylov.products,
+        products=krylov.products + watch.products,
         status=status,
     )
 

@@ -101,6 +101,7 @@ def kpm(
     _checks.generator(where, generator)
     path = control.get("checkpoint")
     pilot_path = None if path is None else Path(f"{path}.range")
+    began = generator.get_state()
     pilot = spectral_measure(A, steps=32, generator=generator, checkpoint=pilot_path)
     low, high = pilot.support
     width = max(high - low, 1e-6 * max(abs(low), abs(high))) or 1.0
@@ -113,9 +114,8 @@ def kpm(
         count = torch.tensor(products)
         return {"before": before, "now": now, "moments": torch.stack(moments), "products": count}
 
-    watch = Watch(
-        "kpm", f"{A}, degree={degree}, probes={probes}, margin={margin}", state, **control
-    )
+    settings = {"degree": degree, "probes": probes, "margin": margin, "generator": began}
+    watch = Watch("kpm", A, settings, state, **control)
     with watch:
         saved = watch.restore()
         if saved is not None:
@@ -136,4 +136,6 @@ def kpm(
     table = torch.stack(moments[: degree + 1], dim=1).cpu()
     require_finite(where, table)
     status = Status.INTERRUPTED if watch.interrupted else Status.DONE
-    return ChebyshevMoments(table, (centre - half, centre + half), products, status)
+    return ChebyshevMoments(
+        table, (centre - half, centre + half), products + watch.products, status
+    )

@@ -105,7 +105,8 @@ def lanczos(
             raise CurvescopeError(msg)
         rows = start[None]
     run = Recurrence(A, rows, steps, reorthogonalise=reorthogonalise)
-    watch = Watch("lanczos", f"{A}, reorthogonalise={reorthogonalise}", run.state, **control)
+    settings = {"reorthogonalise": reorthogonalise, "start vector": rows}
+    watch = Watch("lanczos", A, settings, run.state, **control)
     interrupted = run.run(watch)
     alphas, betas = run.coefficients(0)
     m = len(alphas)
@@ -113,7 +114,7 @@ def lanczos(
     status = Status.INTERRUPTED if interrupted else Status.BREAKDOWN if broken else Status.DONE
     last = m + 1 if m and float(betas[-1]) > 0 else m
     basis = None if run.basis is None else run.basis[0, :last].T
-    return Tridiagonal(alphas, betas, basis, run.products, status)
+    return Tridiagonal(alphas, betas, basis, run.products + watch.products, status)
 
 
 def block_lanczos(
@@ -148,7 +149,8 @@ def block_lanczos(
         krylov.inject(block, _checks.generator(where, generator))
     else:
         krylov.start(_checks.columns(f"{where}: start", start, A.shape[0], A.dtype, A.device).T)
-    watch = Watch("block_lanczos", f"{A}, block={block}, steps={steps}", krylov.state, **control)
+    settings = {"block": block, "steps": steps, "start vectors": krylov.basis[: krylov.used]}
+    watch = Watch("block_lanczos", A, settings, krylov.state, **control)
     with watch:
         saved = watch.restore()
         if saved is not None:
@@ -163,6 +165,6 @@ def block_lanczos(
         krylov.coupling.clone(),
         krylov.basis[:m].T,
         krylov.basis[m:used].T,
-        krylov.products,
+        krylov.products + watch.products,
         Status.INTERRUPTED if watch.interrupted else status,
     )

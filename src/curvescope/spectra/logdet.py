@@ -65,8 +65,12 @@ def logdet(
     _checks.generator(where, generator)
     rows = probing.draw(A, probes, generator=generator)
     run = Recurrence(A, rows, steps, reorthogonalise=reorthogonalise)
-    identity = f"{A}, steps={steps}, probes={probes}, damping={damping}"
-    interrupted = run.run(Watch("logdet", identity, run.state, **control))
+    settings = {
+        "steps": steps, "probes": probes, "damping": damping, "reorthogonalise": reorthogonalise,
+        "start vectors": rows,
+    }  # fmt: skip
+    watch = Watch("logdet", A, settings, run.state, **control)
+    interrupted = run.run(watch)
     middle, reach = zip(
         *(_bracket(where, *run.coefficients(i), A.psd, damping) for i in range(probes)), strict=True
     )
@@ -75,7 +79,7 @@ def logdet(
     return Estimate(
         float(samples.mean),
         float(samples.stderr),
-        run.products,
+        run.products + watch.products,
         probes,
         Status.INTERRUPTED if interrupted else Status.DONE,
         bias=n * sum(reach) / probes,

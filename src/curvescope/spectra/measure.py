@@ -132,6 +132,7 @@ def spectral_measure(
     steps = _checks.positive_int(where, "steps", steps)
     probes = _checks.positive_int(where, "probes", probes)
     _checks.generator(where, generator)
+    began = generator.get_state()
     pairs = _outliers(where, A, deflate, generator, control)
     rows = probing.draw(A, probes, kind=kind, generator=generator)
     if reorthogonalise == "auto":
@@ -143,11 +144,18 @@ def spectral_measure(
         reorthogonalise=bool(reorthogonalise),
         outside=None if pairs is None else pairs.vectors,
     )
-    identity = f"{A}, steps={steps}, probes={probes}, {kind}, reorthogonalise={reorthogonalise}"
-    interrupted = run.run(Watch("spectral_measure", identity, run.state, **control))
+    settings = {
+        "steps": steps, "probes": probes, "kind": kind, "reorthogonalise": reorthogonalise,
+        "deflate": deflate if pairs is not deflate else (pairs.values, pairs.vectors),
+        "generator": began,
+    }  # fmt: skip
+    watch = Watch("spectral_measure", A, settings, run.state, **control)
+    interrupted = run.run(watch)
     outliers = torch.empty(0) if pairs is None else pairs.values.cpu()
     status = Status.INTERRUPTED if interrupted else Status.DONE
-    spent = run.products + (0 if pairs is None or pairs is deflate else pairs.products)
+    spent = (
+        run.products + watch.products + (0 if pairs is None or pairs is deflate else pairs.products)
+    )
     return _assemble(run, outliers.double(), A.shape[0], spent, status)
 
 

@@ -54,13 +54,14 @@ def subspace_iteration(
         raise CurvescopeError(msg)
     iterations = _checks.positive_int(where, "iterations", iterations)
     _checks.generator(where, generator)
+    settings = {"k": k, "generator": generator.get_state()}
     Q = _orthonormal(probing.draw(A, k, kind="gaussian", generator=generator))
     image, done, products = torch.zeros_like(Q), 0, 0
 
     def state() -> dict[str, Tensor]:
         return {"Q": Q, "image": image, "counts": torch.tensor([done, products])}
 
-    watch = Watch("subspace_iteration", f"{A}, k={k}", state, **control)
+    watch = Watch("subspace_iteration", A, settings, state, **control)
     with watch:
         saved = watch.restore()
         if saved is not None:
@@ -72,7 +73,7 @@ def subspace_iteration(
             Q, image, done, products = basis, product, done + 1, products + k
             watch.tick(done, iterations, products)
     require_finite(where, image)
-    return _rayleigh_ritz(Q, image, tol, products, watch.interrupted)
+    return _rayleigh_ritz(Q, image, tol, products + watch.products, watch.interrupted)
 
 
 def _orthonormal(rows: Tensor) -> Tensor:

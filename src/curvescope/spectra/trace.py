@@ -73,10 +73,10 @@ def trace(
     def sample(X: Tensor) -> Tensor:
         return A.quadratic(X.T)
 
-    samples, status = _sample("trace", A, probes, sample, generator, block, **control)
+    samples, spent, status = _sample("trace", A, probes, sample, generator, block, **control)
     if probes >= A.shape[0]:
-        return _exact(float(samples.mean) * samples.count, samples.count, status)
-    return samples.estimate(samples.count, status)
+        return _exact(float(samples.mean) * samples.count, spent, samples.count, status)
+    return samples.estimate(spent, status)
 
 
 def frobenius(
@@ -112,10 +112,11 @@ def frobenius(
     def sample(X: Tensor) -> Tensor:
         return multiply(A, X).double().square().sum(1)
 
-    samples, status = _sample("frobenius", A, probes, sample, generator, block, **control)
+    samples, spent, status = _sample("frobenius", A, probes, sample, generator, block, **control)
     if probes >= A.shape[0]:
-        return _exact(math.sqrt(float(samples.mean) * samples.count), samples.count, status)
-    return _root(samples, 0.0, samples.count, status)
+        value = math.sqrt(float(samples.mean) * samples.count)
+        return _exact(value, spent, samples.count, status)
+    return _root(samples, 0.0, spent, status)
 
 
 def _hutch_plus_plus(
@@ -139,7 +140,8 @@ def _hutch_plus_plus(
         return stages[name].done
 
     known = 0.0
-    watch = Watch("frobenius", f"hutch++, {A}, probes={probes}, block={block}", state, **control)
+    settings = {"method": "hutch++", "probes": probes, "block": block, "generator": generator}
+    watch = Watch("frobenius", A, settings, state, **control)
     with watch:
         saved = watch.restore() or {}
         if saved:
@@ -155,7 +157,7 @@ def _hutch_plus_plus(
         samples.add(stages["rest"].done.double().square().sum(1))
     require_finite(f"frobenius({A})", samples.mean)
     status = Status.INTERRUPTED if watch.interrupted else Status.DONE
-    products = sum(len(images.done) for images in stages.values())
+    products = watch.products + sum(len(images.done) for images in stages.values())
     return _root(samples, known, products, status)
 
 
@@ -192,7 +194,7 @@ def diagonal(
     def sample(X: Tensor) -> Tensor:
         return X * multiply(A, X)
 
-    samples, status = _sample(
+    samples, spent, status = _sample(
         "diagonal", A, probes, sample, generator, block, shape=(A.shape[0],), **control
     )
     mean, stderr = samples.mean.to(A.dtype), samples.stderr.to(A.dtype)
@@ -200,7 +202,7 @@ def diagonal(
         if status is Status.DONE:
             stderr = torch.zeros_like(stderr)
         mean = mean * samples.count
-    return Estimate(mean, stderr, samples.count, samples.count, status)
+    return Estimate(mean, stderr, spent, samples.count, status)
 
 
 def _settings(
@@ -212,10 +214,10 @@ def _settings(
     _checks.positive_int(where, "block", block)
 
 
-def _exact(value: float, products: int, status: Status) -> Estimate[float]:
+def _exact(value: float, products: int, probes: int, status: Status) -> Estimate[float]:
     """A value from all unit vectors; an interrupted sum says nothing."""
     done = status is Status.DONE
-    return Estimate(value, 0.0 if done else math.inf, products, products, status)
+    return Estimate(value, 0.0 if done else math.inf, products, probes, status)
 
 
 def _sample(
@@ -228,8 +230,8 @@ def _sample(
     *,
     shape: tuple[int, ...] = (),
     **control: Unpack[Control],
-) -> tuple[Samples, Status]:
-    """Samples from ``probes`` signs, or from all unit vectors if they suffice."""
+) -> tuple[Samples, int, Status]:
+    """Samples from ``probes`` signs, or all unit vectors if they suffice; products; the end."""
     n = A.shape[0]
     exact = probes >= n
     total = n if exact else probes
@@ -238,7 +240,8 @@ def _sample(
     def state() -> dict[str, Tensor]:
         return {**samples.state(), "generator": generator.get_state()}
 
-    watch = Watch(task, f"{A}, probes={probes}, block={block}", state, **control)
+    settings = {"method": "plain", "probes": probes, "block": block, "generator": generator}
+    watch = Watch(task, A, settings, state, **control)
     with watch:
         saved = watch.restore()
         if saved is not None:
@@ -254,4 +257,5 @@ def _sample(
             samples.add(sample(rows))
             watch.tick(samples.count, total, samples.count)
     require_finite(f"{task}({A})", samples.mean)
-    return samples, Status.INTERRUPTED if watch.interrupted else Status.DONE
+    status = Status.INTERRUPTED if watch.interrupted else Status.DONE
+    return samples, samples.count + watch.products, status

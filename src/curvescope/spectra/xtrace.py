@@ -82,7 +82,8 @@ def xtrace(
     def state() -> dict[str, Tensor]:
         return {"generator": began, **{name: images.done for name, images in stages.items()}}
 
-    watch = Watch("trace", f"xtrace, {A}, products={products}, block={block}", state, **control)
+    settings = {"method": "xtrace", "probes": products, "block": block, "generator": generator}
+    watch = Watch("trace", A, settings, state, **control)
     with watch:
         saved = watch.restore() or {}
         if saved:
@@ -99,7 +100,8 @@ def xtrace(
             watch.tick(s + done, total, s + done)
         samples.add(_leave_one_out(omega.T, Y, Q, B, stages["Z"].done.T, n))
     status = Status.INTERRUPTED if watch.interrupted else Status.DONE
-    return samples.estimate(sum(len(images.done) for images in stages.values()), status)
+    spent = watch.products + sum(len(images.done) for images in stages.values())
+    return samples.estimate(spent, status)
 
 
 def _leave_one_out(omega: Tensor, Y: Tensor, Q: Tensor, B: Tensor, Z: Tensor, n: int) -> Tensor:

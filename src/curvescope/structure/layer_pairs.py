@@ -46,6 +46,9 @@ class _RowGram(LinearOperator):
         self._gathered: list[Tensor] = []
         self._bytes = 0
 
+    def _decided_by(self) -> tuple[object, ...]:
+        return "gram", self._root
+
     def _matmat(self, X: Tensor) -> Tensor:
         gathered = self._root.gather(X)
         self._bytes += gathered.numel() * gathered.element_size()

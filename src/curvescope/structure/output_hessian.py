@@ -166,6 +166,9 @@ class _TwoLayer(LinearOperator):
         super().__init__((n, n), dtype=W.dtype, device=W.device, psd=True)
         self._gates, self._W, self._p = gates, W, p
 
+    def _decided_by(self) -> tuple[object, ...]:
+        return "two layers", self._gates, self._W, self._p
+
     def _matmat(self, X: Tensor) -> Tensor:
         columns = []
         for v in X.T:

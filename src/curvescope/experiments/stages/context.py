@@ -42,7 +42,7 @@ class Context:
 
     def control(self, purpose: str) -> Control:
         """Progress and a checkpoint of its own for one estimate."""
-        path = self.work / f"{purpose}.npz"
+        path = self.work / f"{purpose}.safetensors"
         return {"progress": self.progress, "checkpoint": path, "every": _EVERY}
 
 

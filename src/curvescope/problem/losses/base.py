@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from curvescope._checks import CurvescopeError
+from curvescope.identity import digest
 from curvescope.problem.losses.probes import OutputRoot
 
 
@@ -169,6 +170,11 @@ class Loss(ABC):
         An unknown one is a ``TypeError``.
         """
         return cls(**settings)
+
+    @property
+    def identity(self) -> str:
+        """A digest of the kind of loss, its settings and, for a callable, its code and values."""
+        return digest(type(self), vars(self))
 
     @abstractmethod
     def at(self, output: Tensor, target: Any) -> LossAt:
