@@ -29,8 +29,8 @@ class Values:
 
 
 CONFIG = Analysis(
-    stages=("one", "two"), seed=0, model=ModelNote("net", {}, ""), loss="mse", mode="eval",
-    dtype="float32", data=DataNote("digits", 9, None), test=None, layers=(),
+    stages=("one", "two"), seed=0, model=ModelNote("net", {}, ""), loss="mse", loss_identity="", mode="eval",
+    dtype="float32", data=DataNote("digits", 9, ""), test=None, layers=(),
     settings=Settings(steps=10),
 )  # fmt: skip
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from curvescope import io
 from curvescope.figures.model import Picture
+from curvescope.identity import digest
 
 Scale = Literal["smoke", "small", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "small", "paper")
@@ -34,6 +35,11 @@ class Settings:
     seed: int = 0
     tell: Callable[[str], None] = lambda text: None  # one line about what happens now
 
+    @property
+    def identity(self) -> str:
+        """What decides numbers; not where they are kept or computed, and what is told."""
+        return digest("settings", self.scale, self.seed)
+
     def pick(self, *, smoke: T, small: T, paper: T) -> T:
         """The value for this scale.
 
@@ -49,9 +55,12 @@ class Settings:
     def once(self, key: str, compute: Callable[[], Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
         """The tensors of ``compute()``, from ``work`` when they were computed before.
 
-        ``key`` names everything that decides them, beside scale and seed.
+        They are recognized by all that ``compute`` is made of: its code and that of the studies
+        that it calls, and the values that it captures, networks and data among them. What has
+        changed is computed anew, beside the old. ``key`` is a name for readers.
         """
-        file = self.work / f"{key}-{self.scale}-seed{self.seed}.safetensors"
+        name = f"{key}-{self.scale}-seed{self.seed}-{digest(compute)[:16]}"
+        file = self.work / f"{name}.safetensors"
         if file.is_file():
             tensors, _ = io.read_tensors(file)
             return {name: tensor.to(self.device) for name, tensor in tensors.items()}

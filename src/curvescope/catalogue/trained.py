@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +14,11 @@ from curvescope import io
 from curvescope._state import evaluated
 from curvescope.catalogue.entry import Settings
 from curvescope.data import Dataset
+from curvescope.identity import digest, file_digest
 from curvescope.networks import network
 from curvescope.training import Recipe, train_many
+
+_FILE = "file"  # the checksum of the weights' file
 
 
 @dataclass(frozen=True)
@@ -47,12 +51,13 @@ def trained(
     """Networks trained by ``recipe``, one for each seed, side by side.
 
     The final weights are kept in ``settings.work / KEY.safetensors`` as ``seed0.fc1.weight`` and so
-    on, and are taken from there when it holds all seeds; unfinished trainings go on where they
-    were. Initial weights follow from the seed.
+    on, with ``KEY.json``, which says by what they were trained. They are taken from there if that
+    is the same: recipe, network, initialisation and data; others are trained anew, and unfinished
+    trainings go on where they were. Initial weights follow from the seed.
 
     Args:
         settings: Where to keep them, and the device.
-        key: Names everything that decides the weights: ``mnist`` for the committed ones.
+        key: A name for the files: ``mnist`` for the committed ones.
         name: Of the network, as in :func:`~curvescope.networks.network`.
         data: The training data, already as the network is to see it.
         recipe: Its seed is replaced by each of ``seeds``.
@@ -72,21 +77,30 @@ def trained(
         {key: value.clone() for key, value in model.state_dict().items()} for model in models
     ]
     file = settings.work / f"{key}.safetensors"
-    weights = io.read_tensors(file)[0] if file.is_file() else {}
-    if not all(any(k.startswith(f"seed{seed}.") for k in weights) for seed in seeds):
+    wanted = {
+        f"seed{seed}": _identity(name, outputs, init, model, replace(recipe, seed=seed), data)
+        for seed, model in zip(seeds, models, strict=True)
+    }
+    weights, known = _read(file)
+    if not wanted.items() <= known.items():
         settings.tell(f"training {len(models)} × {name}, {recipe.epochs} epochs")
         train_many(
             models,
             data.to(settings.device),
             [replace(recipe, seed=seed) for seed in seeds],
-            folders=[settings.work / "training" / f"{key}-seed{seed}" for seed in seeds],
+            folders=[
+                settings.work / "training" / f"{key}-{each}-{wanted[each][:16]}" for each in wanted
+            ],
             resume=True,
         )
+        weights = {k: v for k, v in weights.items() if k.partition(".")[0] not in wanted}
         for seed, model in zip(seeds, models, strict=True):
             state = model.state_dict().items()
             weights |= {f"seed{seed}.{k}": value.cpu().contiguous() for k, value in state}
         io.make_folder(file.parent)
         io.write_tensors(file, weights)
+        stamps = {**known, **wanted, _FILE: file_digest(file)}
+        io.write_json(file.with_suffix(".json"), stamps)
     for seed, model in zip(seeds, models, strict=True):
         start = f"seed{seed}."
         found = {k.removeprefix(start): v for k, v in weights.items() if k.startswith(start)}
@@ -95,3 +109,39 @@ def trained(
         Subject(evaluated(model), start, seed)
         for model, start, seed in zip(models, initial, seeds, strict=True)
     )
+
+
+def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The weights in a file and by what each seed's were trained; nothing where that is unsaid."""
+    noted = file.with_suffix(".json")
+    if not file.is_file() or not noted.is_file():
+        return {}, {}
+    stamps = io.read_json(noted)
+    if not isinstance(stamps, dict) or stamps.pop(_FILE, None) != file_digest(file):
+        return {}, {}
+    return io.read_tensors(file)[0], stamps
+
+
+def _identity(
+    name: str, outputs: int, init: str, model: nn.Module, recipe: Recipe, data: Dataset
+) -> str:
+    """What decides the weights after training, up to rounding.
+
+    A recipe counts by what is not its default, so that new settings leave old weights as they are.
+    """
+    chosen = {
+        each.name: getattr(recipe, each.name)
+        for each in fields(recipe)
+        if getattr(recipe, each.name) != each.default
+    }
+    structure = [(place, type(module).__name__) for place, module in model.named_modules()]
+    return digest(name, outputs, init, structure, chosen, data.y, *_pixels(data.X))
+
+
+def _pixels(X: Tensor) -> tuple[tuple[int, ...], list[str], Tensor]:
+    """Inputs as they are before rounding, which differs between devices: bytes and their range."""
+    axes = [axis for axis in range(X.ndim) if axis != 1 or X.ndim < 3]
+    low, high = X.amin(axes, keepdim=True), X.amax(axes, keepdim=True)
+    levels = 255 * (X - low) / (high - low).clamp(min=torch.finfo(X.dtype).tiny)
+    ends = [f"{float(end):.2g}" for end in (*low.flatten(), *high.flatten())]
+    return tuple(X.shape), ends, (levels + 0.37).floor().to(torch.uint8)

@@ -226,16 +226,17 @@ def choose_layers(problem: Problem, layers: Sequence[str] | None) -> tuple[str, 
 
 
 def describe(problem: Problem, test: Problem | None, names: Mapping[str, str]) -> dict[str, Any]:
-    """Model, weights, loss and data, as far as they decide the numbers; fields of ``Analysis``."""
+    """Model, loss and data by name and content; fields of ``Analysis``."""
     spec = getattr(problem.model, "spec", None)
     called = names.get("model") or getattr(spec, "name", None) or type(problem.model).__name__
     return {
         "model": ModelNote(
             called,
             {name: tuple(shape) for name, shape in problem.params.shapes.items()},
-            digest(*filter(_is_tensor, problem.model.state_dict().values())),
+            digest(problem.model),
         ),
         "loss": problem.loss.name,
+        "loss_identity": problem.loss.identity,
         "mode": problem.mode,
         "dtype": str(problem.dtype).removeprefix("torch."),
         "data": _contents(problem, names.get("data", "data")),
@@ -244,16 +245,15 @@ def describe(problem: Problem, test: Problem | None, names: Mapping[str, str]) -
 
 
 def _contents(problem: Problem, name: str) -> DataNote:
-    """The samples of a problem by number and digest; a shuffling loader has no fixed order."""
-    batches, samples = [], 0
+    """The samples of a problem by number and content, which must be finite."""
+    samples = 0
     for index, batch in enumerate(problem.batches()):
         leaves = [t for t in pytree.tree_leaves((batch.inputs, batch.target)) if _is_tensor(t)]
         if not all(bool(leaf.isfinite().all()) for leaf in leaves):
             msg = f"analyse: the data has NaN or infinite numbers, in batch {index}; remove them"
             raise CurvescopeError(msg)
         samples += next(len(leaf) for leaf in leaves if leaf.ndim)
-        batches.append(digest(*leaves))
-    return DataNote(name, samples, None if problem.data.shuffles else digest(batches))
+    return DataNote(name, samples, problem.data_identity)
 
 
 def _is_tensor(value: Any) -> bool:

@@ -49,20 +49,20 @@ class Settings:
 
 @dataclass(frozen=True)
 class ModelNote:
-    """A network by its name, its variables and the digest of all its weights."""
+    """A network by its name, its variables and the digest of its modules and weights."""
 
     name: str
     parameters: dict[str, tuple[int, ...]]
-    weights: str
+    identity: str
 
 
 @dataclass(frozen=True)
 class DataNote:
-    """Samples by number and digest; a shuffling loader has no fixed order and no digest."""
+    """Samples by number and content; see :attr:`Problem.data_identity`."""
 
     name: str
     samples: int
-    sha256: str | None
+    identity: str
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,7 @@ class Analysis:
     seed: int
     model: ModelNote
     loss: str
+    loss_identity: str
     mode: str
     dtype: str
     data: DataNote

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from curvescope._checks import CurvescopeError
 
+_STUDIES = "curvescope.catalogue."  # code with the settings of a study in it, unlike a library's
 _ROWS = 4096  # copied at a time
 
 
@@ -173,6 +174,8 @@ class _Encoder:
             self._put("builtin", f"{thing.__module__}.{thing.__qualname__}".encode())
             if thing.__self__ is not None and not isinstance(thing.__self__, types.ModuleType):
                 self.add(thing.__self__)
+        elif callable(getattr(thing, "__wrapped__", None)):  # functools.cache
+            self.add(thing.__wrapped__)
         elif isinstance(thing, types.ModuleType):
             self._put("module", thing.__name__.encode())
         elif isinstance(thing, types.CodeType):
@@ -294,6 +297,8 @@ def _name(thing: Any) -> str:
 def _installed(module: str) -> bool:
     """Whether a module belongs to a library: its code is known by its name."""
     top = module.partition(".")[0]
+    if f"{module}.".startswith(_STUDIES):
+        return False
     if top in {*sys.stdlib_module_names, "curvescope"} - {"__main__"}:
         return True
     file = getattr(sys.modules.get(module), "__file__", None)

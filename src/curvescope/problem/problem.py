@@ -154,20 +154,36 @@ class Problem:
         neither the order of the samples nor their batches matter, unless the model has norms that
         use the statistics of a batch even then. Cost: a pass over weights and data, once.
         """
-        return self._identity(in_order=self.mode == "train" or _sees_batches(self.model))
+        return self._identity(in_order=self._sees_batches)
 
     @property
     def identity_in_order(self) -> str:
         """:attr:`identity`, and the order of the samples and the batches that they come in."""
         return self._identity(in_order=True)
 
+    @property
+    def data_identity(self) -> str:
+        """The part of :attr:`identity` that is the data."""
+        return self._data_identity(in_order=self._sees_batches)
+
+    @property
+    def _sees_batches(self) -> bool:
+        """Whether it matters which samples come together: a norm takes the batch's statistics."""
+        norms = [m for m in self.model.modules() if isinstance(m, _NormBase)]
+        return self.mode == "train" or any(norm.running_mean is None for norm in norms)
+
+    def _data_identity(self, *, in_order: bool) -> str:
+        if "data" not in self._digests:
+            self._digests["data"] = self.data.digests()
+        digests: tuple[str, str] = self._digests["data"]
+        return digests[in_order]
+
     def _identity(self, *, in_order: bool) -> str:
         self.check_unchanged()
-        if not self._digests:
+        if "model" not in self._digests:
             with _state.exclusive(self.model):
-                model = digest(self.model)
-            self._digests.update(model=model, data=self.data.digests())
-        data = self._digests["data"][in_order]
+                self._digests["model"] = digest(self.model)
+        data = self._data_identity(in_order=in_order)
         names = self.params.names
         return digest("problem", self._digests["model"], self.mode, self.loss, names, data)
 
@@ -355,11 +371,6 @@ def _check_weights(model: nn.Module) -> None:
                 f"Problem(model): parameter {name!r} has {kind} entries; the weights must be finite"
             )
             raise CurvescopeError(msg)
-
-
-def _sees_batches(model: nn.Module) -> bool:
-    """Whether a norm has no statistics of its own."""
-    return any(isinstance(m, _NormBase) and m.running_mean is None for m in model.modules())
 
 
 def _numbers(model: nn.Module) -> list[Tensor]:

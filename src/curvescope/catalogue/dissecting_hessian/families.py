@@ -51,10 +51,7 @@ class Family:
     after_pooling: bool = False  # whether batch norms come after the pooling, not before
 
     def at(self, settings: Settings) -> Family:
-        """The same for the scale: fewer seeds and epochs, at the smoke scale a small network.
-
-        At the small scale, finished weights are used where ``work`` has them.
-        """
+        """The same for the scale: fewer seeds and epochs, at the smoke scale a small network."""
         if settings.scale == "smoke":
             return replace(
                 self,
@@ -65,11 +62,9 @@ class Family:
                 seeds=min(2, self.seeds),
             )
         if settings.scale == "small":
-            seeds = min(2, self.seeds)
-            if (settings.work / f"{self.key}.safetensors").is_file():
-                return replace(self, seeds=seeds)
             recipe = Recipe(seed=0, epochs=3, lr=0.01, momentum=0.9)
-            return replace(self, key=f"small-{self.key}", recipe=recipe, seeds=seeds)
+            key = f"small-{self.key}"
+            return replace(self, key=key, recipe=recipe, seeds=min(2, self.seeds))
         return self
 
 
