@@ -166,7 +166,8 @@ def analysis(folder: Path, report: SharpnessReport, name: str = "own") -> None:
     """What an analysis leaves of its stage sharpness."""
     config = Analysis(
         stages=("sharpness",), seed=0, model=ModelNote(name, {}, ""), loss="cross_entropy",
-        loss_identity="", mode="eval", dtype="float32", data=DataNote("digits", round(1 / report.damping), ""),
+        loss_identity="", mode="eval", dtype="float32",
+        data=DataNote("digits", round(1 / report.damping), ""),
         test=None, layers=(), settings=Settings(),
     )  # fmt: skip
     with open_for_work(folder, config) as run:

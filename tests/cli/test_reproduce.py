@@ -100,12 +100,29 @@ def test_what_was_written_is_read_back_and_drawn_again(tmp_path: Path) -> None:
     assert len(CALLS) == calls
 
 
+class Calls:
+    count = 0
+    identity = "counts, and decides nothing"
+
+
 def test_a_part_that_is_finished_is_not_computed_again(tmp_path: Path) -> None:
-    settings = Settings("smoke", tmp_path)
-    assert settings.once("a/b", lambda: {"x": torch.ones(2)})["x"].tolist() == [1, 1]
-    assert settings.once("a/b", lambda: {"x": torch.zeros(2)})["x"].tolist() == [1, 1]
-    other = Settings("smoke", tmp_path, seed=1)
-    assert other.once("a/b", lambda: {"x": torch.zeros(2)})["x"].tolist() == [0, 0]
+    calls = Calls()
+
+    def part(settings: Settings, value: float) -> list[float]:
+        def compute() -> dict[str, torch.Tensor]:
+            calls.count += 1
+            return {"x": torch.full((2,), value)}
+
+        return settings.once("a/b", compute)["x"].tolist()
+
+    settings, other = Settings("smoke", tmp_path), Settings("smoke", tmp_path, seed=1)
+    assert part(settings, 1.0) == part(settings, 1.0) == [1, 1]
+    assert calls.count == 1
+    assert part(settings, 2.0) == [2, 2]  # of one name, and another one
+    assert part(other, 1.0) == [1, 1]
+    assert calls.count == 3
+    assert part(settings, 1.0) == [1, 1]
+    assert calls.count == 3
 
 
 def test_the_list_names_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

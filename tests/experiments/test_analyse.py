@@ -151,7 +151,7 @@ def test_another_seed_or_other_weights_are_refused(finished: RunDirectory) -> No
             names={"data": "forty digits"},
         )  # fmt: skip
     train, test = problems(seed=5)
-    with pytest.raises(CurvescopeError, match=r"model\.weights is"):
+    with pytest.raises(CurvescopeError, match=r"model\.identity is"):
         analyse(
             train, finished.path, seed=0, test=test, settings=QUICK, names={"data": "forty digits"}
         )

@@ -29,9 +29,9 @@ class Values:
 
 
 CONFIG = Analysis(
-    stages=("one", "two"), seed=0, model=ModelNote("net", {}, ""), loss="mse", loss_identity="", mode="eval",
-    dtype="float32", data=DataNote("digits", 9, ""), test=None, layers=(),
-    settings=Settings(steps=10),
+    stages=("one", "two"), seed=0, model=ModelNote("net", {}, ""), loss="mse",
+    loss_identity="", mode="eval", dtype="float32", data=DataNote("digits", 9, ""), test=None,
+    layers=(), settings=Settings(steps=10),
 )  # fmt: skip
 
 
