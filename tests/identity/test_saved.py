@@ -92,8 +92,8 @@ def analysis(world: World, folder: Path) -> Result:
         steps=4, probes=4, trace_probes=world.setting, outliers=2, layer_pairs=4
     )
     done = analyse(world.problem(), folder / "run", seed=world.seed, settings=settings)
-    values = {name: str(done.stage(name).values) for name in done.stages if name != "summary"}
-    return {"config": done.config, **values}
+    files = {name: (done.folder(name) / "result.json").read_text() for name in done.stages}
+    return {"config": done.config, **files}
 
 
 def catalogue_part(world: World, folder: Path) -> Result:

@@ -56,7 +56,8 @@ class Problem:
     The problem describes the weights and buffers that the model has now. It keeps a copy of them,
     and everything that is computed for it compares them with that copy first: after a change on
     whatever way (an optimizer's step, ``load_state_dict``, a write through ``.data``) it refuses,
-    because an operator is one fixed matrix. The comparison takes about 1 % of a product.
+    because an operator is one fixed matrix. The comparison takes about
+    1 % of a product over all parameters.
 
     >>> model = nn.Linear(2, 1, bias=False).double()
     >>> with torch.no_grad():
