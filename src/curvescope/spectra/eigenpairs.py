@@ -115,7 +115,7 @@ def eigenpairs(
     block = _checks.positive_int(where, "block", block)
     budget = _checks.positive_int(where, "max_products", max_products or max(1000, 50 * k))
     tol = _checks.finite_float(where, "tol", tol, minimum=0.0)
-    cut = tol * (1e-3 if relative == "norm" else 1e-6)
+    cut = tol * (1e-4 if relative == "norm" else 1e-6)
     search = Search(
         Krylov(A, _capacity(where, A, k, block, basis), negligible=cut),
         k,
