@@ -13,7 +13,6 @@ whose products cost nothing; the results do not depend on the machine.
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -81,8 +80,13 @@ def cases() -> list[Case]:
         Case("pairs 3 tolerances apart", _pairs_apart(3e-5), 7),
         Case("pairs 10 tolerances apart", _pairs_apart(1e-3), 7, tol=1e-4),
         Case("pairs 10 tolerances apart, one", _pairs_apart(1e-3, 1), 1, tol=1e-4),
-        Case("pairs 10 tolerances apart, float32", _pairs_apart(1e-2), 9, 
-             tol=1e-3, dtype=torch.float32),
+        Case(
+            "pairs 10 tolerances apart, float32",
+            _pairs_apart(1e-2),
+            9,
+            tol=1e-3,
+            dtype=torch.float32,
+        ),
         Case("line", torch.linspace(-1, 1, 400).double(), 5, which="magnitude", tol=1e-2),
         Case("line", torch.linspace(-1, 1, 400).double(), 3, tol=1e-3),
         Case("semicircle", semicircle, 4, which="smallest", tol=1e-2),
@@ -103,10 +107,18 @@ def cases() -> list[Case]:
         Case("stairs, the lower end", stairs, 2, which="smallest", tol=1e-2),
         Case("logarithmic", torch.logspace(0, -8, 600).double(), 10, tol=1e-3),
         Case("small gaps at the end", _with([], 1 + torch.linspace(1, 0, 30) ** 3, 0.5 * u), 10),
-        Case("small gaps at the end", _with([], 1 + torch.linspace(1, 0, 30) ** 3, 0.5 * u), 10,
-             tol=1e-3),
-        Case("copy of the last but one", _with([3, 2, 2, 1.5], torch.linspace(1, 0, 396)), 3,
-             tol=1e-2),
+        Case(
+            "small gaps at the end",
+            _with([], 1 + torch.linspace(1, 0, 30) ** 3, 0.5 * u),
+            10,
+            tol=1e-3,
+        ),
+        Case(
+            "copy of the last but one",
+            _with([3, 2, 2, 1.5], torch.linspace(1, 0, 396)),
+            3,
+            tol=1e-2,
+        ),
     ]
 
 
@@ -139,15 +151,16 @@ def search(case: Case, seeds: range, **settings: float) -> Skips:
     runs = []
     for seed in seeds:
         g = torch.Generator().manual_seed(seed)
-        pairs = cs.eigenpairs(
-            A, case.k, which=case.which, tol=case.tol, generator=g, **settings
-        )
+        pairs = cs.eigenpairs(A, case.k, which=case.which, tol=case.tol, generator=g, **settings)
         found = good(pairs.values.double()).sort(descending=True).values
         skipped = bool((truth - found > pairs.tolerance.double()).any()) and pairs.converged
         runs.append([float(pairs.converged), float(skipped), pairs.missed, float(pairs.products)])
     converged, skipped, missed, products = torch.tensor(runs, dtype=torch.float64).T
     return Skips(
-        len(seeds), int(converged.sum()), int(skipped.sum()), float(missed.mean()),
+        len(seeds),
+        int(converged.sum()),
+        int(skipped.sum()),
+        float(missed.mean()),
         float(products.mean()),
     )
 

@@ -24,10 +24,10 @@ def hidden(krylov: Krylov, points: list[float]) -> float:
     ``{M b : bᵀ N b ≤ 1}`` with ``M = Sᵀ (λ − T)⁻¹ Gᵀ + S_Fᵀ`` and ``N = I + G (λ − T)⁻² Gᵀ``. It
     reaches ``r_j`` along start vector ``j``, which a normal number keeps to with a probability of
     at most ``r_j √(2/π)``; for several start vectors, the product of their probabilities is at
-    most ``p`` with the probability ``Q(q, −log p)`` (regularised incomplete gamma function). Several
-    points count by their sum, and directions that were dropped from the decomposition add to the
-    reach. With a single start vector, ``r²`` is the Christoffel function of its spectral measure
-    (see :func:`christoffel`) times ``n``. 1 without start vectors.
+    most ``p`` with the probability ``Q(q, −log p)`` (the regularised incomplete gamma function).
+    Several points count by their sum, and directions that were dropped from the decomposition add
+    to the reach. With a single start vector, ``r²`` is ``n`` times the Christoffel function of its
+    spectral measure (:func:`christoffel`). 1 without start vectors.
 
     >>> from curvescope.operators.simple import Diagonal
     >>> krylov = Krylov(Diagonal(torch.linspace(0, 1, 100, dtype=torch.float64)), 50)
@@ -102,3 +102,19 @@ def christoffel(T: Tensor, last: float, x: float) -> float:
         if total > 1e200:
             return 0.0
     return 1 / total
+
+
+def products_to(edge: float, spectrum: tuple[float, float], factor: float) -> float:
+    """How many products lower a bound at an ``edge`` beyond a ``spectrum`` by a ``factor``.
+
+    One product lowers it by ``e^arccosh(1 + 2 gap/width)`` (the growth of Chebyshev polynomials).
+
+    >>> round(products_to(1.1, (0.0, 1.0), 1000.0), 1), products_to(0.9, (0.0, 1.0), 1000.0)
+    (11.1, inf)
+    """
+    low, high = spectrum
+    if edge <= high:
+        return math.inf
+    if high <= low or factor <= 1:
+        return 0.0
+    return math.log(factor) / math.acosh(1 + 2 * (edge - high) / (high - low))

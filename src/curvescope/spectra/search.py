@@ -1,89 +1,48 @@
-"""The search for extreme eigenpairs, step by step, and the examination for missed copies.
+"""The search for extreme eigenpairs, step by step, and the look for what it may have overlooked.
 
-A Krylov space of one vector holds one direction of every eigenspace: copies of a repeated
-eigenvalue stay invisible, however long it grows. Therefore, once the ``k`` pairs have passed, a
-fresh random vector ``z``, orthogonal to everything known, grows a Krylov space of its own. A missed
-eigenvector ``u`` whose eigenvalue is at or beyond ``x`` would show as a mass ``(uᵀz)²`` there in
-the spectral measure of ``z``. (Copies of ``θ_1 … θ_{k−1}`` matter, one more of ``θ_k`` does not:
-``x`` is ``θ_{k−1}`` less its tolerance, or ``θ_k`` plus its own where that is further out.) No
-measure with the ``2s`` moments that ``s`` products reveal has more mass at ``x`` or at any point
-further out, when ``x`` lies outside its Ritz values, than the Christoffel function
-(Chebyshev–Markov–Stieltjes; Akhiezer 1965, ch. 2)
+``k`` Ritz pairs can pass although an eigenvalue is better than the last of them, by more than its
+tolerance. That happens in two ways, and each has a bound on its probability, half of ``overlook``.
 
-    C_s(x) = 1 / Σ_{j ≤ s} p_j(x)²        (p_j: the orthonormal polynomials of these moments)
+*Hidden.* The start vector has so little of an eigenvector that it has not shown yet, which is not
+rare: of two eigenvalues ``h`` apart, one stays hidden behind a residual ``r`` in about ``2r / πh``
+of all cases. The decomposition itself bounds how little that is
+(:func:`curvescope.spectra.overlooked.hidden`), and the search goes on until the bound is met.
 
+*Copies.* A Krylov space of one vector holds one direction of every eigenspace: copies of a repeated
+eigenvalue stay invisible, however long it grows. Therefore a fresh random vector ``z``, orthogonal
+to everything known, grows a Krylov space of its own. A missed eigenvector ``u`` whose eigenvalue is
+at or beyond ``x`` would show as a mass ``(uᵀz)²`` there in the spectral measure of ``z``. (Copies
+of ``θ_1 … θ_{k−1}`` matter, one more of ``θ_k`` does not: ``x`` is ``θ_{k−1}`` less its tolerance,
+or ``θ_k`` plus its own where that is further out.) No measure with the ``2s`` moments that ``s``
+products reveal has more mass there than :func:`curvescope.spectra.overlooked.christoffel` says,
 while ``z`` is uniform on a sphere of dimension ``N``, so that ``P[(uᵀz)² ≤ C] ≤ √(2 N C / π)``.
-The examination goes on until this probability, ``missed``, is at most ``overlook``, or until a Ritz
-value better than ``θ_k`` shows a missed pair, which then takes part in the search. For outliers it
-takes a few products. Inside a dense bulk it would take many: unless the caller insists, it is
-given up, or not begun, as soon as its pace says so, and ``missed`` tells.
+A missed pair that shows takes part in the search, ``z`` goes on until the bound is met all the
+same, and another vector examines what is known then. As ``z`` is orthogonal to what was known, it
+has nothing of a copy that lies there: one that has grown out of rounding is about to show, or lies
+in a cluster that is narrower than the tolerance. So weakly coupled directions are multiplied
+before, for as long as they improve the pairs, and the others afterwards, until at most half of a
+copy can lie in them.
 
-The bound is rigorous for exact copies, whose missed part is orthogonal to everything known. The
-missed part of a cluster that is narrower than the tolerance may be a pending direction, which its
-narrowness leaves with a coupling below the tolerance too. Couplings far below it are therefore cut,
-as if the space were invariant, and directions of weak coupling are multiplied before an
-examination, for as long as they improve the pairs.
+For outliers either takes a few products. Inside a dense bulk it would take many: unless the caller
+insists, it is given up, or not begun, as soon as its pace says so, and ``missed`` tells.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from curvescope.spectra.krylov import Krylov
-from curvescope.spectra.overlooked import christoffel, hidden, inside
+from curvescope.spectra.overlooked import christoffel, hidden, inside, products_to
+from curvescope.spectra.wanted import Ritz, Wanted
 
 _ROUNDING = {torch.float64: 32, torch.float32: 10}
 """Rounding of a decomposition in units of ``eps · ‖A‖``: measured are at most 19 and 5 at 200,000
 dimensions. It is less in float32, whose long sums are in float64."""
 _PROMISING = 6
 """Products that an examination may take when its pace promises to end within them."""
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """Which end of the spectrum, and what a residual is measured against."""
-
-    which: str
-    tol: float
-    relative: str
-
-    def order(self, values: Tensor) -> Tensor:
-        """Indices of ``values``, best first."""
-        return torch.argsort(self.goodness(values), descending=True, stable=True)
-
-    def tolerance(self, values: Tensor, norm: float, eps: float) -> Tensor:
-        """The largest residual with which each value passes."""
-        if self.relative == "norm":
-            return torch.full_like(values, self.tol * norm)
-        return self.tol * values.abs().clamp(min=eps ** (2 / 3) * norm)
-
-    @property
-    def sides(self) -> tuple[int, ...]:
-        """The wanted ends: 1 above, −1 below; an eigenvalue ``λ`` is as good as ``side · λ``."""
-        return {"largest": (1,), "smallest": (-1,), "magnitude": (1, -1)}[self.which]
-
-    def goodness(self, value: Tensor) -> Tensor:
-        """``λ``, ``−λ`` or ``|λ|``: larger is better."""
-        return value.abs() if len(self.sides) == 2 else self.sides[0] * value
-
-
-@dataclass(frozen=True)
-class Ritz:
-    """The best Ritz pairs: ``vectors`` are coefficients in the basis, ``[m, k]``.
-
-    ``residuals`` include the rounding and the cuts of the decomposition. ``failing`` marks those
-    above the tolerance that more products would lower, not those that are nearly all rounding.
-    """
-
-    values: Tensor
-    vectors: Tensor
-    residuals: Tensor
-    tolerance: Tensor
-    failing: Tensor
 
 
 class Search:
@@ -214,7 +173,7 @@ class Search:
             return False
         if self._begun is None:
             self._begun = (krylov.products, self._hidden)
-            return not self._cheap < _PROMISING < self._needed(self._edges[0], self._hidden) / 2
+            return not self._out_of_reach(self._edges[0], self._hidden)
         products, first = self._begun
         return not self._hopeless(first, self._hidden, krylov.products - products)
 
@@ -313,28 +272,22 @@ class Search:
         good = self.wanted.goodness(ritz.values)
         half, last = (self.k - 1) // 2, self.k - 1
         told_apart = float(good[half] - good[last]) > float(ritz.tolerance[-1]) * (last - half)
-        if self._cheap >= _PROMISING or self.krylov.size == self.k or not told_apart:
-            return False
         first = math.sqrt(2 * self.krylov.basis.shape[1] / math.pi)
-        return self._needed(self._edges[1], first) > 2 * _PROMISING
+        return told_apart and self._out_of_reach(self._edges[1], first)
 
-    def _needed(self, edge: float, bound: float) -> float:
-        """At most how many products take a ``bound`` at an ``edge`` to where it should be.
+    def _out_of_reach(self, edge: float, bound: float) -> bool:
+        """Whether a bound at an edge would take more products than it may.
 
-        It falls by ``e^arccosh(1 + 2 gap/width)`` a product when the edge lies a ``gap`` beyond a
-        spectrum of that ``width``. The (k+1)-th Ritz value overestimates what is left of it: half
-        as many products are usual.
+        The (k+1)-th Ritz value overestimates what is left of the spectrum: half as many products
+        as it foretells are usual.
         """
         good = self.wanted.goodness(torch.linalg.eigvalsh(self.krylov.projected))
         good = good.sort(descending=True).values
-        if len(good) <= self.k:
-            return 0.0
+        if self._cheap >= _PROMISING or len(good) <= self.k:
+            return False
         rest = float(good[self.k])
-        width = 2 * abs(rest) if self.wanted.which == "magnitude" else rest - float(good[-1])
-        gap = edge - rest
-        if width <= 0 or gap <= 0:
-            return math.inf if gap <= 0 else 0.0
-        return math.log(2 * bound / self._overlook) / math.acosh(1 + 2 * gap / width)
+        low = -rest if self.wanted.which == "magnitude" else float(good[-1])
+        return products_to(edge, (low, rest), 2 * bound / self._overlook) > 2 * _PROMISING
 
     # Saving -------------------------------------------------------------------------------------
 
