@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from curvescope import io
+from curvescope._checks import CurvescopeError
 from curvescope.catalogue import listing, record
 from curvescope.catalogue.entry import SCALES, Entry, Outcome, Row, Settings
 from curvescope.catalogue.flatness import ENTRIES as FLATNESS
@@ -50,6 +50,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def made(tmp_path: Path, *stops: bool) -> record.Record:
     settings = Settings("small", io.make_folder(tmp_path / "work"))
+    (settings.work / "part").touch()
     STOPPED[:] = [False, *reversed(stops)]
     for _ in stops:
         with pytest.raises(KeyboardInterrupt):
@@ -62,8 +63,8 @@ def test_the_total_counts_runs_that_were_stopped(tmp_path: Path) -> None:
     found = made(tmp_path, True, True)
     assert found.runs == 3
     (ledger,) = (tmp_path / "work" / "seconds").rglob("*.json")
-    assert len(io.read_json(ledger)["seconds"]) == 3
-    io.write_json(ledger, {"seconds": [100.0, 200.0]})
+    assert len(io.load(ledger, record.Ledger).seconds) == 3
+    io.save(ledger, record.Ledger((100.0, 200.0)))
     STOPPED[:] = [False]
     again = record.run(TOY, Settings("small", tmp_path / "work"))
     assert again.total == pytest.approx(300.0, abs=1.0)
@@ -86,12 +87,8 @@ def test_a_bar_in_a_name_is_no_column() -> None:
 @pytest.mark.usefixtures("alone")
 def test_checks_and_words_come_from_the_entry(tmp_path: Path) -> None:
     found = made(tmp_path)
-    found.save(tmp_path)
-    file = tmp_path / "toys" / "toy" / "outcome.json"
-    kept = json.loads(file.read_text())
-    kept["outcome"]["checks"] = []  # as an outcome that was made before the check
-    kept["shows"], kept["reduced"] = "Old words.", ""
-    file.write_text(json.dumps(kept))
+    unchecked = replace(found.outcome, checks=())  # as an outcome that was made before the check
+    replace(found, outcome=unchecked, shows="Old words.", reduced="").save(tmp_path)
     again = record.load(tmp_path, "toys/toy")
     assert again is not None
     assert again == found
@@ -106,30 +103,22 @@ def test_checks_and_words_come_from_the_entry(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_an_outcome_of_format_1_is_completed(tmp_path: Path) -> None:
-    found = made(tmp_path)
-    old = {
-        k: v for k, v in asdict(found).items() if k not in ("subject", "reduced", "total", "runs")
-    }
-    del old["outcome"]["checks"]
-    for picture in old["outcome"]["pictures"]:
-        del picture["title"]
-        for panel in picture["panels"]:
-            del panel["linear"], panel["note"]
-    place = io.make_folder(tmp_path / "toys" / "toy")
-    io.write_json(place / "outcome.json", {"format": 1, **old})
-    again = record.load(tmp_path, "toys/toy")
-    assert again is not None
-    assert (again.total, again.subject, again.outcome.rows) == (
-        None,
-        "F-2^2 on toys",
-        found.outcome.rows,
-    )
-    assert reproduction.spent(again).endswith("(last run)")
-    (curve,) = again.outcome.pictures[0].panels[0].curves
-    assert (curve.low, curve.high) == ((0.0, 0.0), (0.3, 1.0))
-    again.save(tmp_path)
-    assert json.loads((place / "outcome.json").read_text())["format"] == 2
+def test_an_outcome_that_was_changed_moved_or_made_earlier_is_refused(tmp_path: Path) -> None:
+    made(tmp_path).save(tmp_path)
+    file = tmp_path / "toys" / "toy" / "outcome.json"
+    whole = file.read_text()
+    for text, words in (
+        (whole.replace('"ours": 2.0', '"ours": 2.5'), "its checksum is wrong"),
+        (whole.replace('"format": 3', '"format": 2'), "has format 2, this version reads 3"),
+        ("{}", "holds no Record, but something else"),
+    ):
+        file.write_text(text)
+        with pytest.raises(CurvescopeError, match=rf"{words}.*--again computes it anew"):
+            record.load(tmp_path, "toys/toy")
+    other = io.make_folder(tmp_path / "toys" / "other") / "outcome.json"
+    other.write_text(whole)
+    with pytest.raises(CurvescopeError, match="is the outcome of toys/toy"):
+        record.load(tmp_path, "toys/other")
 
 
 @pytest.mark.usefixtures("alone")

@@ -9,6 +9,7 @@ from tempfile import mkdtemp
 
 import pytest
 
+from curvescope import io
 from curvescope.catalogue.dissecting_hessian.table_9 import ENTRY, ROWS, table
 from curvescope.catalogue.dissecting_hessian.table_9_printed import PRINTED
 from curvescope.catalogue.dissecting_hessian.table_9_rows import row
@@ -68,7 +69,7 @@ def test_pictures_show_the_history_and_the_variances() -> None:
     local = next(curve for curve in variance.panels[0].curves if curve.label == "LOCAL")
     assert local.y[0] < local.y[-1]  # least where the eigenvalue is largest (DH fig. 7)
     for picture in (history, variance):
-        assert Picture.from_json(json.loads(json.dumps(picture.to_json()))) == picture
+        assert io.decode(Picture, *io.encode(picture)) == picture
 
 
 def test_the_printed_numbers_are_those_of_table_1() -> None:

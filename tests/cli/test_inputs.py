@@ -86,8 +86,8 @@ def test_a_model_that_wants_arguments(capsys, model: str, words: str) -> None:
         ("named.npz", "it holds X_train, y_train"),
         ("half.npz", "it holds X, y, X_test"),
         ("objects.npz", "y holds Python objects, which are not read since they can execute code"),
-        ("torn.npz", "is not an .npz archive of arrays; save one with numpy.savez"),
-        ("text.npz", "is not an .npz archive of arrays"),
+        ("torn.npz", "is not an archive of plain arrays (File is not a zip file)"),
+        ("text.npz", "is not an archive of plain arrays (File is not a zip file)"),
         ("none.npz", "there is no such file"),
     ],
 )

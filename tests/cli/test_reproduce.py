@@ -15,6 +15,7 @@ from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
 from curvescope.catalogue.record import load
 from curvescope.cli import app
 from curvescope.cli.catalogue import lines
+from curvescope.experiments.lock import held
 from curvescope.figures.model import Curve, Image, Panel, Picture
 from curvescope.reports import reproduction
 
@@ -183,10 +184,7 @@ def test_a_damaged_outcome_is_named(tmp_path: Path) -> None:
     place = tmp_path / "toys" / "toy"
     place.mkdir(parents=True)
     (place / "outcome.json").write_text('{"format": 1}')
-    with pytest.raises(CurvescopeError, match="not an outcome of the catalogue"):
-        load(tmp_path, "toys/toy")
-    (place / "outcome.json").write_text('{"format": 9}')
-    with pytest.raises(CurvescopeError, match="written by another version"):
+    with pytest.raises(CurvescopeError, match="holds no Record, but something else"):
         load(tmp_path, "toys/toy")
 
 
@@ -265,3 +263,21 @@ def test_stopped_while_writing_it_leaves_the_old_entry_or_none(
         assert app.run([*arguments, "--again"]) == code
     assert {path: path.read_bytes() for path in (tmp_path / "toys").rglob("*.*")} == before
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--out", "--work"])
+def test_two_processes_do_not_write_into_one_folder(tmp_path: Path, capsys, option: str) -> None:
+    places = {"--out": tmp_path / "out", "--work": tmp_path / "work"}
+    arguments = [str(part) for pair in places.items() for part in pair]
+    with held(places[option]):
+        assert app.run(["reproduce", "toys/toy", *arguments, "--quiet"]) == 2
+        assert "another process is working here" in capsys.readouterr().err
+        assert CALLS == []
+    (places["--out"] / "toys" / "toy" / ".part-killed").mkdir(parents=True)
+    assert app.run(["reproduce", "toys/toy", *arguments, "--quiet"]) == 0
+    assert not [file for file in tmp_path.rglob("*") if file.name.startswith((".part", ".lock"))]
+
+
+def test_out_and_work_may_be_one_folder(tmp_path: Path) -> None:
+    place = str(tmp_path)
+    assert app.run(["reproduce", "toys/toy", "--out", place, "--work", place, "--quiet"]) == 0

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from curvescope import io
+from curvescope._checks import AnyFloat
 from curvescope.figures.model import Picture
 from curvescope.identity import digest
 
@@ -79,10 +80,10 @@ class Row:
     """
 
     what: str
-    ours: float
-    paper: float | None = None
-    low: float | None = None  # the paper's own range, where it prints one or the text implies it
-    high: float | None = None
+    ours: AnyFloat
+    paper: AnyFloat | None = None
+    low: AnyFloat | None = None  # the paper's own range, where it prints one or the text implies it
+    high: AnyFloat | None = None
     note: str = ""
 
     @property

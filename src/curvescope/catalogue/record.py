@@ -5,26 +5,25 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from curvescope import io
 from curvescope._checks import CurvescopeError
-from curvescope.catalogue import earlier, listing
-from curvescope.catalogue.entry import Entry, Outcome, Row, Scale, Settings
+from curvescope.catalogue import listing
+from curvescope.catalogue.entry import Entry, Outcome, Scale, Settings
 from curvescope.experiments.environment import environment
-from curvescope.figures.model import Picture
 
 FILE = "outcome.json"
-_FORMAT = 2
-_EARLIER = 1  # pictures without titles and with fewer labels; read and completed
 
 
 @dataclass(frozen=True)
 class Record:
     """An outcome with what it was made by."""
+
+    FORMAT: ClassVar[int] = 3
 
     entry: str
     source: str
@@ -55,7 +54,15 @@ class Record:
     def save(self, folder: Path) -> None:
         """Write ``folder/PAPER/ENTRY/outcome.json`` in one step."""
         place = io.make_folder(folder / self.entry)
-        io.write_json(place / FILE, {"format": _FORMAT, **asdict(self)})
+        numbers = io.parse_json(io.json_text(place / FILE, dict(self.outcome.numbers)), str(place))
+        io.save(place / FILE, replace(self, outcome=replace(self.outcome, numbers=numbers)))
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """How long each run of an entry took, also of those that were stopped."""
+
+    seconds: tuple[float, ...]
 
 
 def run(entry: Entry, settings: Settings) -> Record:
@@ -75,7 +82,7 @@ def run(entry: Entry, settings: Settings) -> Record:
     try:
         outcome = entry.run(settings)
     except BaseException:
-        if settings.work.is_dir():  # else nothing is kept that a later run could go on from
+        if _has_parts(settings.work):  # else there is nothing that a later run could go on from
             with suppress(CurvescopeError):  # what stopped the run matters more
                 _book(ledger, time.monotonic() - begin)
         raise
@@ -97,12 +104,16 @@ def run(entry: Entry, settings: Settings) -> Record:
     return described(record, entry)
 
 
-def _book(ledger: Path, seconds: float) -> list[float]:
+def _has_parts(work: Path) -> bool:
+    return work.is_dir() and any(entry.name != ".lock" for entry in work.iterdir())
+
+
+def _book(ledger: Path, seconds: float) -> tuple[float, ...]:
     """The seconds of all runs, with these."""
-    spent = list(io.read_json(ledger)["seconds"]) if ledger.is_file() else []
-    spent.append(round(seconds, 2))
+    spent = io.load(ledger, Ledger).seconds if ledger.exists() else ()
+    spent = (*spent, round(seconds, 2))
     io.make_folder(ledger.parent)
-    io.write_json(ledger, {"seconds": spent})
+    io.save(ledger, Ledger(spent))
     return spent
 
 
@@ -129,32 +140,11 @@ def load(folder: Path, name: str) -> Record | None:
         CurvescopeError: If the file is damaged or of another version.
     """
     file = folder / name / FILE
-    if not file.is_file():
+    if not file.exists():
         return None
-    found = io.read_json(file)
-    try:
-        version = found.pop("format")
-        if version not in (_FORMAT, _EARLIER):
-            msg = f"{str(file)!r}: written by another version; --again computes it anew"
-            raise CurvescopeError(msg)
-        outcome = found["outcome"]
-        pictures = tuple(Picture.from_json(picture) for picture in outcome["pictures"])
-        if version == _EARLIER:
-            pictures = earlier.completed(name, pictures)
-        parts = Outcome(
-            rows=_rows(outcome["rows"]),
-            pictures=pictures,
-            numbers=outcome["numbers"],
-            notes=tuple(outcome["notes"]),
-            checks=_rows(outcome.get("checks", ())),
-        )
-        record = Record(**{**found, "outcome": parts})
-    except (KeyError, TypeError, AttributeError) as error:
-        msg = f"{str(file)!r}: not an outcome of the catalogue ({error}); --again computes it anew"
-        raise CurvescopeError(msg) from None
+    record = io.load(file, Record, remedy="--again computes it anew")
+    if record.entry != name:
+        msg = f"{str(file)!r}: is the outcome of {record.entry}; --again computes this one anew"
+        raise CurvescopeError(msg)
     entry = next((entry for entry in listing.entries() if entry.name == name), None)
     return record if entry is None else described(record, entry)
-
-
-def _rows(found: Any) -> tuple[Row, ...]:
-    return tuple(Row(**row) for row in found)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import inspect
 import sys
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
+from curvescope import io
 from curvescope._checks import CurvescopeError
 from curvescope.experiments import load, trained
 from curvescope.experiments.load import Splits
@@ -124,39 +123,10 @@ def _explain_call(option: str, text: str, error: CurvescopeError, how: str) -> N
 
 def _check_arrays(where: str, path: Path) -> None:
     """Refuse what is no archive of plain arrays with the right names, without reading them."""
-    if not path.is_file():
+    if not path.exists():
         msg = f"{where}: there is no such file"
         raise CurvescopeError(msg)
-    try:
-        kinds = _kinds(path)
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile):
-        msg = f"{where}: is not an .npz archive of arrays; save one with numpy.savez: {_ARRAYS}"
-        raise CurvescopeError(msg) from None
-    objects = [name for name, kind in kinds.items() if kind.hasobject]
-    if objects:
-        msg = (
-            f"{where}: {objects[0]} holds Python objects, which are not read since they can "
-            "execute code; save it as an array of numbers"
-        )
+    headers = io.array_headers(path, where)
+    if not {"X", "y"} <= headers.keys() or ("X_test" in headers) != ("y_test" in headers):
+        msg = f"{where}: needs {_ARRAYS}; it holds {', '.join(headers) or 'none'}"
         raise CurvescopeError(msg)
-    if not {"X", "y"} <= kinds.keys() or ("X_test" in kinds) != ("y_test" in kinds):
-        msg = f"{where}: needs {_ARRAYS}; it holds {', '.join(kinds) or 'none'}"
-        raise CurvescopeError(msg)
-
-
-def _kinds(path: Path) -> dict[str, np.dtype[Any]]:
-    """The type of each array of an archive, from its header alone."""
-    kinds = {}
-    with zipfile.ZipFile(path) as archive:
-        for member in archive.namelist():
-            with archive.open(member) as file:
-                version = np.lib.format.read_magic(file)
-                read = {
-                    (1, 0): np.lib.format.read_array_header_1_0,
-                    (2, 0): np.lib.format.read_array_header_2_0,
-                }.get(version)
-                if read is None:
-                    msg = f"version {version}"
-                    raise ValueError(msg)
-                kinds[member.removesuffix(".npy")] = read(file)[2]
-    return kinds

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -18,7 +20,7 @@ from curvescope.cli.options import AsJson, Debug, Device, Quiet, Root, Seed, che
 from curvescope.cli.progress import Display
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from curvescope.catalogue.entry import Entry, Settings
     from curvescope.catalogue.record import Record
@@ -156,7 +158,8 @@ def _one(
         if found is None:
             msg = f"reproduce: {place!r} has no outcome to draw; leave out --redraw and --again"
             raise CurvescopeError(msg)
-        _write(out, found)
+        with _held(out):
+            _write(out, found)
         return found
     if found is not None:
         if (found.scale, found.seed) != (settings.scale, settings.seed):
@@ -166,7 +169,8 @@ def _one(
             )
             raise CurvescopeError(msg)
         return found
-    with Display(quiet=quiet) as display:
+    with _held(out, settings.work), Display(quiet=quiet) as display:
+        _remove_parts(out / entry.name)
         display.stage(entry.name)
 
         def tell(text: str) -> None:
@@ -176,6 +180,23 @@ def _one(
         display.stage(f"{entry.name}: pictures")
         _write(out, record)
     return record
+
+
+@contextmanager
+def _held(*folders: Path) -> Iterator[None]:
+    """Keep other processes out of the folders while the block runs; they may be the same."""
+    from curvescope.experiments.lock import held
+
+    with ExitStack() as stack:
+        for folder in dict.fromkeys(folder.resolve() for folder in folders):
+            stack.enter_context(held(folder))
+        yield
+
+
+def _remove_parts(place: Path) -> None:
+    """What a killed process has left of an entry."""
+    for folder in place.glob(".part-*"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write(out: Path, record: Record) -> None:

@@ -8,7 +8,6 @@ to disk, and nothing is remembered of a file that fails.
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import tarfile
 import zlib
@@ -19,11 +18,12 @@ from curvescope._checks import CurvescopeError
 from curvescope.data.catalogue import File, Source
 from curvescope.data.places import Place, cache_folder, path_of
 from curvescope.identity import checksum
-from curvescope.io import write_json
+from curvescope.io import read_json, write_json
 
 # The largest file of the catalogue has 156 MB; a gzipped file that unfolds to more is foreign.
 _LARGEST = 2**28
-_UNREADABLE = (OSError, EOFError, zlib.error, tarfile.TarError)
+_ARCHIVE = 2**31
+_UNREADABLE = (OSError, EOFError, zlib.error, tarfile.TarError, ValueError, LookupError)
 
 Stamp = list[int | str]
 
@@ -38,8 +38,8 @@ class Record:
 
     def _read(self) -> dict[str, Stamp]:
         try:
-            known = json.loads(self._path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            known = read_json(self._path)
+        except CurvescopeError:
             return {}
         return known if isinstance(known, dict) else {}
 
@@ -122,6 +122,9 @@ def _archived(where: str, source: Source, files: tuple[File, ...], path: Path) -
     try:
         with tarfile.open(path, "r:gz") as archive:
             for member in archive:
+                if member.offset > _ARCHIVE:
+                    msg = "it is far too long"
+                    raise tarfile.TarError(msg)
                 name = wanted.get(member.name)
                 if name is None or not member.isfile() or member.size > _LARGEST:
                     continue

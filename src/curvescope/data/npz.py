@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import io
-import zipfile
-import zlib
 from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
 
 from curvescope._checks import CurvescopeError
-
-# What numpy raises for files that are foreign, damaged, or hold objects, which are not admitted.
-_DAMAGED = (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile, zlib.error)
+from curvescope.io import read_arrays
 
 
 def decode(
@@ -25,13 +20,11 @@ def decode(
         CurvescopeError: If the file is not such an archive; pickled objects are refused.
     """
     ((shown, raw),) = files
-    try:
-        with np.load(io.BytesIO(raw), allow_pickle=False) as arrays:
-            pixels, labels = arrays[f"x_{split}"], arrays[f"fine_{split}"]
-    except _DAMAGED as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        msg = f"{where}: {shown} does not hold the arrays of a subset ({reason})"
-        raise CurvescopeError(msg) from None
+    arrays = read_arrays(raw, f"{where}: {shown}", (f"x_{split}", f"fine_{split}"))
+    if len(arrays) < 2:
+        msg = f"{where}: {shown} does not hold the arrays of a subset; it is another archive"
+        raise CurvescopeError(msg)
+    pixels, labels = arrays.values()
     if pixels.dtype != np.uint8 or labels.dtype != np.uint8:
         msg = f"{where}: {shown} must hold unsigned bytes, got {pixels.dtype} and {labels.dtype}"
         raise CurvescopeError(msg)

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from curvescope import io
 from curvescope._checks import CurvescopeError
 from curvescope.data import Dataset, dataset
 from curvescope.networks.names import network
@@ -240,19 +241,14 @@ def _call(where: str, function: Any, **arguments: Any) -> Any:
 
 
 def _arrays(where: str, path: Path) -> Splits:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except FileNotFoundError:
+    if not path.exists():
         msg = f"{where}: there is no such file"
-        raise CurvescopeError(msg) from None
-    except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        msg = f"{where}: is not an archive of plain arrays ({reason}); save with numpy.savez"
-        raise CurvescopeError(msg) from None
+        raise CurvescopeError(msg)
+    arrays = io.read_arrays(path, where, ("X", "y", "X_test", "y_test"))
     train = _pair(where, arrays, "")
     if train is None:
-        msg = f"{where}: needs the arrays X and y, got {', '.join(arrays) or 'none'}"
+        there = ", ".join(io.array_headers(path, where)) or "none"
+        msg = f"{where}: needs the arrays X and y, got {there}"
         raise CurvescopeError(msg)
     return Splits(train, _pair(where, arrays, "_test"), path.name)
 

@@ -45,12 +45,13 @@ def locked(folder: Path) -> Iterator[None]:
     curvescope._checks.CurvescopeError: ...: another process is working here; wait for its end, ...
     """
     try:
-        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NONBLOCK", 0)
+        handle = os.open(folder / ".lock", flags, 0o644)
     except OSError as error:
         msg = f"{str(folder)!r}: cannot be written ({error.strerror}); name another folder"
         raise CurvescopeError(msg) from None
     try:
-        if not _taken(handle):
+        if not _taken(handle) or _replaced(handle, folder / ".lock"):
             msg = (
                 f"{str(folder)!r}: another process is working here; wait for its end, or name "
                 "another folder"
@@ -74,6 +75,14 @@ def _taken(handle: int) -> bool:
     return False
 
 
+def _replaced(handle: int, file: Path) -> bool:
+    """Whether the lock's file was removed by the process that held it before, and made anew."""
+    try:
+        return not os.path.samestat(os.fstat(handle), os.stat(file))
+    except OSError:
+        return True
+
+
 def busy(folder: Path) -> bool:
     """Whether a process works in the folder at this moment; nothing is written.
 
@@ -86,7 +95,7 @@ def busy(folder: Path) -> bool:
     False
     """
     try:
-        handle = os.open(folder / ".lock", os.O_RDWR)
+        handle = os.open(folder / ".lock", os.O_RDWR | getattr(os, "O_NONBLOCK", 0))
     except OSError:
         return False  # no lock, or not ours to look at
     try:
@@ -120,10 +129,13 @@ def held(folder: Path) -> Iterator[None]:
         raise CurvescopeError(msg) from None
     try:
         with locked(folder):
-            yield
+            try:
+                yield
+            finally:
+                if not (folder / "config.json").exists():  # while it is ours, so that it stays so
+                    (folder / ".lock").unlink(missing_ok=True)
     finally:
         if not (folder / "config.json").exists():
             with suppress(OSError):
-                (folder / ".lock").unlink(missing_ok=True)
                 for place in made:
                     place.rmdir()  # one that is not empty stays

@@ -8,11 +8,13 @@ for PDF files and notebooks.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+from curvescope._checks import AnyFloat
 
 Values = Sequence[float] | Tensor
 Scaling = Literal["linear", "log", "symlog"]
@@ -34,10 +36,10 @@ class Curve:
     """
 
     label: str
-    x: tuple[float, ...]
-    y: tuple[float, ...]
-    low: tuple[float, ...] | None = None
-    high: tuple[float, ...] | None = None
+    x: tuple[AnyFloat, ...]
+    y: tuple[AnyFloat, ...]
+    low: tuple[AnyFloat, ...] | None = None
+    high: tuple[AnyFloat, ...] | None = None
     kind: Kind = "line"
     colour: int | None = None  # index in the style's cycle; by default the place in the panel
     dash: Dash = ""
@@ -94,9 +96,9 @@ class Curve:
 class Image:
     """A matrix as a heat map, rows from the top; colours go from ``low`` to ``high``."""
 
-    values: tuple[tuple[float, ...], ...]
-    low: float
-    high: float
+    values: tuple[tuple[AnyFloat, ...], ...]
+    low: AnyFloat
+    high: AnyFloat
     label: str = ""  # what the colours are
 
     @classmethod
@@ -147,26 +149,6 @@ class Picture:
     columns: int = 2
     title: str = ""  # network and data; the subject of the entry where there is none
 
-    def to_json(self) -> dict[str, Any]:
-        """As plain lists and dictionaries."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Picture:
-        """What :meth:`to_json` wrote.
-
-        >>> picture = Picture("p", "two points", (Panel(curves=(Curve.of("c", None, [2, 3]),)),))
-        >>> Picture.from_json(picture.to_json()) == picture
-        True
-        """
-        return cls(
-            name=found["name"],
-            caption=found["caption"],
-            panels=tuple(_panel(panel) for panel in found["panels"]),
-            columns=found["columns"],
-            title=found.get("title", ""),
-        )
-
 
 def above(counts: Sequence[float]) -> tuple[float, ...]:
     """The sums of the counts from each place on.
@@ -194,29 +176,6 @@ def rounded(width: float) -> float:
         power *= 10
     factor = next(f for f in (1, 2, 5, 10) if f * power >= width * (1 - 1e-9))
     return float(f"{factor * power:.3g}")
-
-
-def _curve(found: Mapping[str, Any]) -> Curve:
-    values = {k: None if found[k] is None else tuple(found[k]) for k in ("x", "y", "low", "high")}
-    return Curve(**{**found, **values})
-
-
-def _panel(found: Mapping[str, Any]) -> Panel:
-    curves = tuple(_curve(curve) for curve in found["curves"])
-    image = found["image"]
-    if image is not None:
-        image = Image(**{**image, "values": tuple(tuple(row) for row in image["values"])})
-    limits = None if found["ylim"] is None else tuple(found["ylim"])
-    other = found.get("alternate")
-    return Panel(
-        **{
-            **found,
-            "curves": curves,
-            "image": image,
-            "ylim": limits,
-            "alternate": None if other is None else _panel(other),
-        }
-    )
 
 
 def _plain(values: Values | range) -> tuple[float, ...]:

@@ -1,10 +1,12 @@
 """Files: written whole or not at all, read without executing anything and without trusting them.
 
 ``files`` replaces files in one step and opens nothing but regular files; ``text`` and ``tensors``
-are JSON and safetensors, read strictly; ``codec`` turns frozen dataclasses into these two and back,
-by their annotations; ``stored`` is a dataclass in a file, with its type, format and checksum.
+are JSON and safetensors, ``arrays`` numpy's archives, read strictly; ``codec`` turns frozen
+dataclasses into the first two and back, by their annotations; ``stored`` is a dataclass in a file,
+with its type, format and checksum.
 """
 
+from curvescope.io.arrays import array_headers, read_arrays
 from curvescope.io.codec import decode, encode, readable
 from curvescope.io.files import (
     PathLike,
@@ -47,6 +49,7 @@ __all__ = [
     "NOTES",
     "PathLike",
     "append_line",
+    "array_headers",
     "atomic",
     "atomic_all",
     "decode",
@@ -62,6 +65,7 @@ __all__ = [
     "pack",
     "parse_json",
     "part_files",
+    "read_arrays",
     "read_bytes",
     "read_json",
     "read_json_lines",

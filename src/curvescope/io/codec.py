@@ -31,10 +31,11 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from torch import Tensor
 
-from curvescope._checks import NOT_FINITE, CurvescopeError
+from curvescope._checks import NOT_FINITE, AnyFloat, CurvescopeError
 from curvescope.io.checksum import checksum
 
 T = TypeVar("T")
+_MANY, _ANY_MANY = tuple[float, ...], tuple[AnyFloat, ...]
 _WORDS = {int: "an integer", float: "a number", str: "a text", bool: "true or false"}
 
 
@@ -131,6 +132,8 @@ def _write(kind: Any, value: Any, at: str, tensors: dict[str, Tensor], finite: b
         return None if value is None else _write(_present(kind), value, at, tensors, finite)
     if origin is Literal or _is_enum(kind):
         return _choice(kind, value.value if isinstance(value, Enum) else value, at, encoded=True)
+    if (numbers := _numbers(kind, value, finite)) is not None:
+        return numbers
     if (items := _items(kind, value, at)) is not None:
         return [_write(k, v, _under(at, i), tensors, finite) for i, (k, v) in enumerate(items)]
     if (entry := _mapping(kind)) is not None:
@@ -161,6 +164,8 @@ def _read(kind: Any, plain: Any, at: str, left: dict[str, Tensor], finite: bool 
         return None if plain is None else _read(_present(kind), plain, at, left, finite)
     if origin is Literal or _is_enum(kind):
         return _choice(kind, plain, at)
+    if (numbers := _numbers(kind, plain, finite)) is not None:
+        return tuple(numbers)
     if (items := _items(kind, plain, at, stored=True)) is not None:
         found = [_read(k, v, _under(at, i), left, finite) for i, (k, v) in enumerate(items)]
         return found if origin is list else tuple(found)
@@ -209,6 +214,20 @@ def _choice(kind: Any, value: Any, at: str, *, encoded: bool = False) -> Any:
     if not any(type(value) is type(choice) and value == choice for choice in choices):
         raise Misfit(at, f"one of {', '.join(map(repr, choices))}", value)
     return value if encoded or get_origin(kind) is Literal else kind(value)
+
+
+def _numbers(kind: Any, value: Any, finite: bool) -> list[float] | None:
+    """The entries of a sound ``tuple[float, ...]``, which are many; None for anything else."""
+    if kind not in (_MANY, _ANY_MANY) or type(value) not in (list, tuple):
+        return None
+    if not {int, float}.issuperset(map(type, value)):
+        return None
+    try:
+        numbers = list(map(float, value))
+    except OverflowError:
+        return None
+    sound = kind == _ANY_MANY or not finite or all(map(math.isfinite, numbers))
+    return numbers if sound else None
 
 
 def _items(kind: Any, value: Any, at: str, *, stored: bool = False) -> list[tuple[Any, Any]] | None:
@@ -287,6 +306,23 @@ def fields_of(kind: Any) -> dict[str, Any]:
     hints = get_type_hints(cls, include_extras=True)
     given = dict(zip(getattr(cls, "__parameters__", ()), get_args(kind), strict=True))
     return {field.name: _filled(hints[field.name], given) for field in fields(cls) if field.init}
+
+
+@cache
+def holds_tensors(kind: Any) -> bool:
+    """Whether a value of this kind may have a tensor somewhere."""
+    looked_at: set[Any] = set()
+    left = [kind]
+    while left:
+        each = left.pop()
+        if each is Tensor:
+            return True
+        if each not in looked_at:
+            looked_at.add(each)
+            left += get_args(each)
+            if is_dataclass(get_origin(each) or each):
+                left += fields_of(each).values()
+    return False
 
 
 def _filled(annotation: Any, given: Mapping[Any, Any]) -> Any:

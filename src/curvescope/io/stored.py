@@ -16,7 +16,7 @@ from torch import Tensor
 
 from curvescope._checks import CurvescopeError
 from curvescope.io.checksum import checksum
-from curvescope.io.codec import Misfit, decode, encode, fields_of
+from curvescope.io.codec import Misfit, decode, encode, fields_of, holds_tensors
 from curvescope.io.files import PathLike, atomic, atomic_all, writing
 from curvescope.io.tensors import read_tensors, tensor_bytes
 from curvescope.io.text import encoded, json_text, read_json, read_json_lines
@@ -80,7 +80,8 @@ def load(path: PathLike, kind: type[T], *, owner: str = "", remedy: str = _REMED
     """
     stored = read_json(path, links=False)
     tensors: dict[str, Tensor] = {}
-    if Any not in get_args(kind) and _mentions_tensors(stored):
+    asked: Any = kind
+    if Any not in get_args(kind) and holds_tensors(asked) and _mentions_tensors(stored):
         tensors, _ = read_tensors(tensors_beside(path), ours=True, links=False)
     return unpack(kind, stored, repr(os.fspath(path)), tensors, owner=owner, remedy=remedy)
 

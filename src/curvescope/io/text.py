@@ -9,6 +9,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,6 +18,7 @@ from curvescope.io.files import LARGEST, PathLike, atomic, read_bytes
 
 _DEEPEST = 64
 _DIGITS = 40
+_NESTED = (dict, list)
 
 
 def write_json(path: PathLike, obj: Any) -> None:
@@ -109,9 +111,11 @@ def parse_json(text: str | bytes, place: str, *, what: str = "") -> Any:
     """
     subject = f"{place!r}: {what + ' ' if what else ''}is not JSON"
     try:
-        value = json.loads(text, object_pairs_hook=_once, parse_int=_integer, parse_float=_number)
+        raw = text.encode() if isinstance(text, str) else text
+        value = json.loads(raw, object_pairs_hook=_once, **(_CAREFUL if _ODD.search(raw) else {}))
         _check_depth(value)
-        canonical(value)  # a text may hold half of a surrogate pair, which no file can
+        if b"\\u" in raw:
+            canonical(value)  # half of a surrogate pair, which no file can hold, has no UTF-8
     except RecursionError:
         msg = f"{subject} ({_too_deep()}); the file is damaged or foreign"
         raise CurvescopeError(msg) from None
@@ -146,19 +150,22 @@ def _number(text: str) -> float:
     return value
 
 
+_CAREFUL: dict[str, Any] = {"parse_int": _integer, "parse_float": _number}
+_ODD = re.compile(rb"[0-9.]{%d}|[eE][+-]?[0-9]{3}" % (_DIGITS + 1))
+"""Numbers that may be more than a float or an integer of ours holds; others need no second look."""
+
+
 def _check_depth(value: Any) -> None:
-    level = [value]
+    level = [value] if isinstance(value, _NESTED) else []
     for _ in range(_DEEPEST + 1):
-        level = [inner for outer in level for inner in _inside(outer)]
         if not level:
             return
+        level = [inner for outer in level for inner in _inside(outer) if isinstance(inner, _NESTED)]
     raise ValueError(_too_deep())
 
 
-def _inside(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
+def _inside(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
 
 
 def _too_deep() -> str:

@@ -41,7 +41,7 @@ def write_figures(run: RunDirectory) -> list[Path]:
     for picture in figures_of(run):
         gone.discard(picture.name)
         paths = [folder / f"{picture.name}.{kind}" for kind in KINDS]
-        stamp = digest(picture.to_json(), code)
+        stamp = digest(picture, code)
         if drawn.get(picture.name) != stamp or not all(path.is_file() for path in paths):
             figure = draw(picture)
             for path in paths:
