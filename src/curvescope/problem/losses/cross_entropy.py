@@ -252,10 +252,12 @@ class CrossEntropy(Loss):
     def mean(self, output: Tensor, target: Any) -> Tensor:
         """See :class:`Loss`: torch's own."""
         seen = self._read(output, target)
-        rows, y = output.movedim(seen.axis, -1).flatten(0, -2), seen.target
-        y = y.movedim(seen.axis, -1).reshape(rows.shape).to(rows) if seen.probabilities else (
-            y.flatten()
-        )  # fmt: skip
+        rows, y = output, seen.target
+        if output.ndim > 2:
+            rows = output.movedim(seen.axis, -1).flatten(0, -2)
+            y = y.movedim(seen.axis, -1).reshape(rows.shape) if seen.probabilities else y.flatten()
+        if seen.probabilities:
+            y = y.to(rows)
         return F.cross_entropy(
             rows, y, self._weights(output), ignore_index=self.ignore_index,
             label_smoothing=self.label_smoothing,
