@@ -5,11 +5,31 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from curvescope._checks import CurvescopeError, positive_int
+
+_SEEDS = 2**62
+
 
 def child(generator: torch.Generator) -> torch.Generator:
     """A new CPU generator, seeded by the next draw of its parent."""
-    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
-    return torch.Generator().manual_seed(seed)
+    return torch.Generator().manual_seed(seed(generator))
+
+
+def seed(generator: torch.Generator) -> int:
+    """A seed, by the next draw of a generator."""
+    return int(torch.randint(_SEEDS, (), generator=generator, device=generator.device))
+
+
+def check_seed(where: str, value: int) -> int:
+    """A number that :func:`seed` can have given.
+
+    Raises:
+        CurvescopeError: If it is none.
+    """
+    if positive_int(where, "seed", value, 0) >= _SEEDS:
+        msg = f"{where}: seed must be below 2^62, got {value!r}"
+        raise CurvescopeError(msg)
+    return value
 
 
 def gaussian(

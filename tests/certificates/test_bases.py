@@ -195,10 +195,10 @@ def test_a_posterior_survives_its_tensors(generator) -> None:
     noise = normal(layout.size, generator)
     torch.testing.assert_close(back.sample(noise), posterior.sample(noise), rtol=0, atol=0)
     broken = {**posterior.tensors(), "mean": torch.zeros(3)}
-    with pytest.raises(CurvescopeError, match="'mean' with 21 numbers"):
+    with pytest.raises(CurvescopeError, match="variance and curvature of 21 numbers"):
         Posterior.from_tensors(layout, broken)
     twisted = {**posterior.tensors(), "0.U": torch.eye(2)}
-    with pytest.raises(CurvescopeError, match="wrong shape"):
+    with pytest.raises(CurvescopeError, match="a pair U, V for each basis"):
         Posterior.from_tensors(layout, twisted)
 
 

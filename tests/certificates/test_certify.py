@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from curvescope import io
 from curvescope._checks import CurvescopeError
 from curvescope.certificates import (
     Certificate,
@@ -68,101 +67,23 @@ def test_the_numbers_fit_together(example) -> None:
 
 
 def test_a_certificate_survives_the_disk_and_verifies(example, tmp_path) -> None:
-    c, (model, _, data) = example
+    c, (model, initial, data) = example
     path = tmp_path / "certificate.json"
     c.save(path)
     back = Certificate.load(path)
     assert dataclasses.replace(back, posterior_sha256="") == c
-    result = back.verify(model=model, data=data, generator=seeded(3))
-    assert result.passed, result
-    assert {check.what for check in result.checks} >= {
-        "bound", "divergence of the posterior", "examples", "fresh draws",
+    result = back.verify(model=model, initial_state=initial, data=data, generator=seeded(3))
+    assert result.verdict == "verified", result
+    assert {check.what for check in result.checks} == {
+        "prior of 0", "prior of 2", "layers", "terms", "empirical error", "bound",
+        "divergence of the posterior", "network", "examples", "prior mean", "draws", "fresh draws",
     }  # fmt: skip
     posterior_file(path).unlink()
     alone = Certificate.load(path)
     assert alone.posterior is None
-    assert alone.verify().passed
+    assert alone.verify().verdict == "consistent"
     with pytest.raises(CurvescopeError, match="posterior is missing"):
         alone.save(path)
-
-
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [
-        (lambda j: j.update(bound=j["bound"] - 1e-6), "bound"),
-        (lambda j: j.update(error_bound=j["error_bound"] - 1e-6), "empirical error"),
-        (lambda j: j["terms"].update(kl=j["terms"]["kl"] - 1), "terms"),
-        (lambda j: j["prior"][0].update(kl=0.0), "divergence of the posterior"),
-        (lambda j: j["prior"][0].update(penalty=0.0), "prior of 0"),
-        (lambda j: j["prior"][0].update(variance=0.5), "prior of 0"),
-        (lambda j: j["prior"].pop(), "layers"),
-        (lambda j: j["draws"].update(errors=0), "nothing"),
-    ],
-)
-def test_a_changed_number_is_found(example, tmp_path, change, what: str) -> None:
-    c, _ = example
-    path = tmp_path / "certificate.json"
-    c.save(path)
-    stored = io.read_json(path)
-    change(stored)
-    io.write_json(path, stored)
-    changed = Certificate.load(path)
-    failed = {check.what for check in changed.verify().checks if not check.passed}
-    if what == "nothing":  # the claims are weaker than the draws would allow: no lie
-        assert failed == set()
-    else:
-        assert what in failed
-
-
-def test_invented_draws_are_found_by_drawing_again(example) -> None:
-    """A certificate that is right in its arithmetic but whose draws never happened."""
-    c, (model, _, data) = example
-    lucky = dataclasses.replace(c.draws, errors=0)
-    claimed = lucky.bound(c.confidence.draws)
-    forged = dataclasses.replace(
-        c, draws=lucky, error_bound=claimed, bound=kl_inverse(claimed, c.terms.value)
-    )
-    assert forged.verify().passed
-    result = forged.verify(model=model, data=data, generator=seeded(3))
-    assert [check.what for check in result.checks if not check.passed] == ["fresh draws"]
-
-
-def test_a_smaller_divergence_than_the_posterior_s_is_found(example) -> None:
-    c, _ = example
-    prior = tuple(dataclasses.replace(term, kl=0.9 * term.kl) for term in c.prior)
-    forged = dataclasses.replace(c, prior=prior, terms=dataclasses.replace(c.terms, kl=0.9 * c.kl))
-    failed = {check.what for check in forged.verify().checks if not check.passed}
-    assert "divergence of the posterior" in failed
-
-
-def test_other_data_and_other_models_are_found(example) -> None:
-    c, (model, _, (X, y)) = example
-    result = c.verify(model=model, data=(X + 1, y), generator=seeded(3))
-    assert "examples" in [check.what for check in result.checks if not check.passed]
-    other = c.verify(model=mlp(5, 7, 1), data=(X, y), generator=seeded(3))
-    assert "fresh draws" in [check.what for check in other.checks if not check.passed]
-    with pytest.raises(CurvescopeError, match="generator must be a"):
-        c.verify(model=model, data=(X, y))
-
-
-@pytest.mark.parametrize("damage", ["format", "missing", "type", "posterior"])
-def test_damaged_files_are_refused(example, tmp_path, damage: str) -> None:
-    c, _ = example
-    path = tmp_path / "certificate.json"
-    c.save(path)
-    stored = io.read_json(path)
-    if damage == "format":
-        stored["format"] = 99
-    elif damage == "missing":
-        del stored["draws"]
-    elif damage == "type":
-        stored["confidence"]["sample"] = 2.0
-    else:
-        tensors, _ = io.read_tensors(posterior_file(path))
-        io.write_tensors(posterior_file(path), {**tensors, "mean": 0 * tensors["mean"]})
-    io.write_json(path, stored)
-    with pytest.raises(CurvescopeError, match=r"no certificate|is damaged|not the posterior"):
-        Certificate.load(path)
 
 
 def test_every_method_certifies(tmp_path) -> None:
@@ -172,7 +93,8 @@ def test_every_method_certifies(tmp_path) -> None:
         rate = 1.0 if name == "local" else 0.02
         method = posterior_method(name, epochs=10, batch_size=40, rate=rate)
         c = certify(model, initial, data, generator=seeded(), method=method, slack=0.02)
-        assert c.verify().passed
+        result = c.verify(model=model, initial_state=initial, data=data, generator=seeded(7))
+        assert result.verdict == "verified", result
         assert len(c.prior) == (2 if name == "local" else 1)
         bounds[name] = c.bound
     assert bounds["local"] < min(bounds[name] for name in bounds if name != "local")
@@ -191,8 +113,8 @@ def test_a_convolution_network_with_three_classes() -> None:
     c = certify(model, initial, (X, y), generator=seeded(), method=method, slack=0.06)
     assert c.draws.block == 100
     assert c.bound < 0.9
-    result = c.verify(model=model, data=(X, y), generator=seeded(1))
-    assert result.passed, result
+    result = c.verify(model=model, initial_state=initial, data=(X, y), generator=seeded(1))
+    assert result.verdict == "verified", result
 
 
 # Refusals -----------------------------------------------------------------------------
@@ -219,7 +141,7 @@ def test_a_prior_saved_after_training_began_is_refused(tmp_path) -> None:
     method = posterior_method("local", epochs=2)
     first = tmp_path / "initial.safetensors"
     c = certify(model, first, data, generator=seeded(), method=method, slack=0.1)
-    assert c.source.prior_mean == "initial weights"
+    assert c.source.prior_samples == 0
     other = tuple(t.float() if t.is_floating_point() else t for t in blobs(60, seeded(9)))
     c = certify(
         model, tmp_path / "later.safetensors", data, generator=seeded(), method=method, slack=0.1,
@@ -283,7 +205,10 @@ def test_a_prior_trained_on_a_split(tmp_path) -> None:
     assert c.kl < 0.5 * free.kl
     path = tmp_path / "split.json"
     c.save(path)
-    assert Certificate.load(path).verify(model=model, data=data, generator=seeded(5)).passed
+    result = Certificate.load(path).verify(
+        model=model, initial_state=initial, data=data, generator=seeded(5)
+    )
+    assert result.verdict == "verified", result
 
 
 def test_a_killed_certification_goes_on(tmp_path, monkeypatch) -> None:
@@ -307,7 +232,7 @@ def test_a_killed_certification_goes_on(tmp_path, monkeypatch) -> None:
     seen = []
     assert run(tmp_path, seen.append) == whole
     assert all(progress.task == "draw" for progress in seen)
-    with pytest.raises(CurvescopeError, match="another method, prior or data"):
+    with pytest.raises(CurvescopeError, match="belongs to another certification"):
         run(tmp_path, method=posterior_method("local", epochs=5))
 
 
@@ -333,7 +258,7 @@ def test_a_killed_optimisation_goes_on_to_the_same_posterior(tmp_path, monkeypat
     whole = run()
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, stop)
-    with pytest.raises(CurvescopeError, match="another method, prior or data"):
+    with pytest.raises(CurvescopeError, match="belongs to another certification"):
         run(tmp_path, method=posterior_method(name, epochs=7))
     again = run(tmp_path, lambda p: begun.append(p.done) if p.task == "optimise" else None)
     assert begun == [4, 5, 6]
@@ -414,4 +339,5 @@ def test_a_certificate_on_the_gpu() -> None:
     data = (X.cuda(), y.cuda())
     c = certify(model, initial, data, generator=seeded(), method=quick, slack=0.005)
     assert c.bound < 0.5
-    assert c.verify(model=model, data=data, generator=seeded(3)).passed
+    result = c.verify(model=model, initial_state=initial, data=data, generator=seeded(3))
+    assert result.verdict == "verified", result

@@ -1,5 +1,6 @@
 """``curvescope certify``: from a run, from one's own files, verified, stopped and misused."""
 
+import dataclasses
 import json
 import shutil
 import sys
@@ -17,6 +18,7 @@ from curvescope.certificates.certificate import posterior_file
 from curvescope.cli import app as application
 from curvescope.cli import certify as command
 from curvescope.data import dataset
+from curvescope.experiments import certified
 from curvescope.networks.names import network
 from curvescope.training import Recipe, save_weights, train
 
@@ -68,11 +70,15 @@ def test_a_run_is_certified_and_the_file_verified(folder: Path, capsys) -> None:
     assert run("--verify", file) == 0
     shown = capsys.readouterr().out
     assert "fresh draws" not in shown
-    assert "not checked  examples and empirical error" in shown
+    assert "not checked  network, examples, prior mean and draws" in shown
+    assert "taken on trust  the examples are independent" in shown
+    assert "consistent, but not verified" in shown
     assert run("--verify", file, folder, "--device", "cpu") == 0
     verified = capsys.readouterr().out
     assert "fresh draws" in verified
-    assert "verified" in verified
+    assert "would be found out" in verified
+    assert certificate.statement in verified
+    assert verified.endswith(": verified\n")
 
 
 def test_the_output_as_json(folder: Path, tmp_path: Path, capsys) -> None:
@@ -84,16 +90,29 @@ def test_the_output_as_json(folder: Path, tmp_path: Path, capsys) -> None:
     assert shown["bound"] == Certificate.load(place).bound
     assert shown["file"] == str(place)
     assert run("--verify", place, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["passed"] is True
+    assert json.loads(capsys.readouterr().out)["verdict"] == "consistent"
 
 
 def test_a_forged_certificate_is_refuted(folder: Path, tmp_path: Path, capsys) -> None:
     place = tmp_path / "c.json"
     run(folder, *QUICK, "--out", place)
     stored = io.read_json(place)
-    io.write_json(place, {**stored, "bound": 0.9 * stored["bound"]})
-    assert run("--verify", place) == 1
+    smaller = 0.9 * stored["bound"]
+    io.write_json(place, {**stored, "bound": smaller})
+    with pytest.raises(CurvescopeError, match="checksum is wrong"):
+        run("--verify", place)
+    certificate = Certificate.load(other := copied(place, stored))
+    dataclasses.replace(certificate, bound=smaller).save(other, overwrite=True)
+    assert run("--verify", other) == 1
     assert "refuted" in capsys.readouterr().out
+
+
+def copied(place: Path, stored: object) -> Path:
+    """The certificate as it was, under another name."""
+    other = place.with_name("copy.json")
+    io.write_json(other, stored)
+    shutil.copy(posterior_file(place), posterior_file(other))
+    return other
 
 
 def test_without_its_posterior_a_certificate_is_not_verified(
@@ -104,13 +123,13 @@ def test_without_its_posterior_a_certificate_is_not_verified(
     run(folder, *QUICK, "--out", place)
     posterior_file(place).unlink()
     capsys.readouterr()
-    assert run("--verify", place) == 1
+    assert run("--verify", place) == 0
     shown = capsys.readouterr().out
     assert "not checked  divergence of the posterior: the posterior's file is missing" in shown
     assert "consistent, but not verified" in shown
-    assert run("--verify", place, "--json") == 1
+    assert run("--verify", place, "--json") == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["passed"], found["verified"], len(found["unchecked"])) == (True, False, 2)
+    assert (found["verdict"], len(found["unchecked"])) == ("consistent", 2)
 
 
 def test_ones_own_network(tmp_path: Path, monkeypatch, capsys) -> None:
@@ -127,9 +146,9 @@ def test_ones_own_network(tmp_path: Path, monkeypatch, capsys) -> None:
     files = ["--weights", "trained.safetensors", "--initial", "initial.safetensors"]
     assert run(*own, *files, *QUICK, "--method", "iter") == 0
     assert "certificate.json" in capsys.readouterr().out
-    assert run("--verify", "certificate.json", *own, "--device", "cpu") == 0
-    assert "verified" in capsys.readouterr().out
-    assert Certificate.load("certificate.json").method["name"] == "iter"
+    assert run("--verify", "certificate.json", *own, *files, "--device", "cpu") == 0
+    assert capsys.readouterr().out.endswith(": verified\n")
+    assert Certificate.load("certificate.json").method.name == "iter"
     sys.modules.pop("own_for_certify", None)
 
 
@@ -138,11 +157,12 @@ def test_the_prior_may_be_trained_on_a_split(folder: Path, tmp_path: Path, capsy
     assert run(folder, *QUICK, "--prior-split", 0.5, "--out", place) == 0
     assert "data-dependent prior" in capsys.readouterr().out.replace("\n", " ")
     assert run("--verify", place, folder, "--device", "cpu") == 0
+    assert capsys.readouterr().out.endswith(": verified\n")
 
 
 def interrupt_while(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C as soon as a certification reports on this task."""
-    original = certificates.certify
+    original = certified.certify
 
     def stopped(*arguments: object, **settings: object) -> Certificate:
         def stop(progress: certificates.Progress) -> None:
@@ -151,7 +171,7 @@ def interrupt_while(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
         return original(*arguments, **{**settings, "progress": stop})
 
-    monkeypatch.setattr(certificates, "certify", stopped)
+    monkeypatch.setattr(certified, "certify", stopped)
 
 
 def test_an_interrupted_certification_goes_on_to_the_same_end(
@@ -171,7 +191,7 @@ def test_an_interrupted_certification_goes_on_to_the_same_end(
             sys.modules["curvescope.certificates.certify"], "optimise", None
         )  # it is finished
         assert application.run(arguments) == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.json", "c.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.json", "c.posterior.safetensors"]
     assert application.run([*arguments[:-1], str(tmp_path / "whole.json")]) == 0
     assert Certificate.load(tmp_path / "whole.json") == Certificate.load(out)
 
@@ -213,7 +233,7 @@ def made(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def certified(made: Path, folder: Path, tmp_path: Path, capsys) -> list[str]:
+def before_command(made: Path, folder: Path, tmp_path: Path, capsys) -> list[str]:
     """A finished certificate; the command that made it."""
     for file in made.parent.iterdir():
         shutil.copy(file, tmp_path)
@@ -225,19 +245,19 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_finished_certificate_is_shown_and_not_computed_again(
-    certified: list[str], tmp_path: Path, monkeypatch, capsys
+    before_command: list[str], tmp_path: Path, monkeypatch, capsys
 ) -> None:
     before = contents(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(certificates, "certify", None)
-        assert application.run(certified) == 0
+        patch.setattr(certified, "certify", None)
+        assert application.run(before_command) == 0
         shown = capsys.readouterr().out
-        assert "certified before with the same settings; --again computes it anew" in shown
+        assert "certified before with the same settings and checked again; --again" in shown
         assert f"{Certificate.load(tmp_path / 'c.json').bound:.4f}" in shown
-        assert application.run([*certified, "--json"]) == 0
+        assert application.run([*before_command, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["file"] == str(tmp_path / "c.json")
     assert contents(tmp_path) == before
-    assert application.run([*certified, "--again"]) == 0
+    assert application.run([*before_command, "--again"]) == 0
     assert "certified before" not in capsys.readouterr().out
     assert contents(tmp_path) == before  # the same seed gives the same certificate
 
@@ -247,18 +267,18 @@ def test_a_finished_certificate_is_shown_and_not_computed_again(
     [
         (["--seed", "4"], "seed is 0 there and 4 here"),
         (["--epochs", "6"], "method.epochs is 5 there and 6 here"),
-        (["--delta", "0.05"], "delta is 0.025 there and 0.05 here"),
+        (["--delta", "0.05"], "confidence.sample is 0.025 there and 0.05 here"),
         (["--slack", "0.04"], "slack is 0.05 there and 0.04 here"),
         (["--prior-split", "0.5"], "prior-split is None there and 0.5 here"),
         (["--method", "iter"], "method.name is 'local' there and 'iter' here"),
-        (["--data", "mnist-6k-2"], "data.samples is 400 there and 5000 here"),
+        (["--data", "mnist-6k-2"], "samples is 400 there and 5000 here"),
     ],
 )
 def test_another_configuration_is_refused_with_the_difference(
-    certified: list[str], tmp_path: Path, capsys, options: list[str], difference: str
+    before_command: list[str], tmp_path: Path, capsys, options: list[str], difference: str
 ) -> None:
     before = contents(tmp_path)
-    assert application.run([*certified, *options]) == 2
+    assert application.run([*before_command, *options]) == 2
     said = capsys.readouterr().err
     assert difference in said
     assert "name another file with --out, or replace it with --again" in said
@@ -267,22 +287,22 @@ def test_another_configuration_is_refused_with_the_difference(
 
 
 def test_again_replaces_and_parts_of_another_method_are_not_lost_silently(
-    certified: list[str], tmp_path: Path, monkeypatch, capsys
+    before_command: list[str], tmp_path: Path, monkeypatch, capsys
 ) -> None:
     before = contents(tmp_path)
-    other = [*certified, "--method", "appr", "--again"]
+    other = [*before_command, "--method", "appr", "--again"]
     with monkeypatch.context() as patch:
         interrupt_while("draw", patch)
         assert application.run(other) == 130
     parts = tmp_path / "c.parts"
     kept = contents(parts)
     assert {name: (tmp_path / name).read_bytes() for name in before} == before
-    assert application.run(certified) == 0  # the finished one is as it was
+    assert application.run(before_command) == 0  # the finished one is as it was
     assert contents(parts) == kept
     for name in before:
         (tmp_path / name).unlink()
     capsys.readouterr()
-    assert application.run(certified) == 2
+    assert application.run(before_command) == 2
     said = capsys.readouterr().err
     assert "holds an unfinished certificate of another configuration" in said
     assert "method.name is 'appr' there and 'local' here" in said
@@ -292,29 +312,29 @@ def test_again_replaces_and_parts_of_another_method_are_not_lost_silently(
             sys.modules["curvescope.certificates.certify"], "optimise", None
         )  # goes on from the parts
         assert application.run(other) == 0
-    assert Certificate.load(tmp_path / "c.json").method["name"] == "appr"
+    assert Certificate.load(tmp_path / "c.json").method.name == "appr"
     assert not parts.exists()
 
 
 def test_a_certificate_that_does_not_say_how_it_was_made_is_not_replaced(
-    certified: list[str], tmp_path: Path, capsys
+    before_command: list[str], tmp_path: Path, capsys
 ) -> None:
     stored = io.read_json(tmp_path / "c.json")
-    del stored["configuration"]
+    del stored["request"]
     io.write_json(tmp_path / "c.json", stored)
     before = contents(tmp_path)
-    assert application.run(certified) == 2
-    assert "a certificate that does not say how it was made" in capsys.readouterr().err
+    assert application.run(before_command) == 2
+    assert "is damaged" in capsys.readouterr().err
     (tmp_path / "c.json").write_text("my notes")
-    assert application.run(certified) == 2
+    assert application.run(before_command) == 2
     assert "is not JSON" in capsys.readouterr().err
-    assert (tmp_path / "c.safetensors").read_bytes() == before["c.safetensors"]
-    assert application.run([*certified, "--again"]) == 0
+    assert (tmp_path / "c.posterior.safetensors").read_bytes() == before["c.posterior.safetensors"]
+    assert application.run([*before_command, "--again"]) == 0
 
 
 @pytest.mark.parametrize("failing", ["write_bytes", "write_text"])
 def test_a_full_disk_leaves_the_old_certificate(
-    certified: list[str], tmp_path: Path, monkeypatch, capsys, failing: str
+    before_command: list[str], tmp_path: Path, monkeypatch, capsys, failing: str
 ) -> None:
     before = contents(tmp_path)
     certificate = Certificate.load(tmp_path / "c.json")
@@ -333,7 +353,7 @@ def test_a_full_disk_leaves_the_old_certificate(
 
 
 def test_no_moment_shows_files_of_two_certificates(
-    certified: list[str], folder: Path, tmp_path: Path, monkeypatch
+    before_command: list[str], folder: Path, tmp_path: Path, monkeypatch
 ) -> None:
     """A kill between any two moves of files leaves a certificate that loads, or none."""
     other = tmp_path / "d.json"
@@ -347,7 +367,9 @@ def test_no_moment_shows_files_of_two_certificates(
         return result
 
     monkeypatch.setattr(Path, "replace", watched)
-    new.save(place)
+    with pytest.raises(CurvescopeError, match="holds another certificate"):
+        new.save(place)
+    new.save(place, overwrite=True)
     assert seen == [None, True]
 
 
@@ -374,7 +396,7 @@ def test_misuse_is_one_sentence(folder: Path, arguments: list[str], match: str) 
 def test_a_verification_needs_model_and_data_together(folder: Path, tmp_path: Path) -> None:
     place = tmp_path / "c.json"
     run(folder, *QUICK, "--out", place)
-    with pytest.raises(CurvescopeError, match="need both --model and --data"):
+    with pytest.raises(CurvescopeError, match="or --model, --weights, --initial and --data"):
         run("--verify", place, "--data", "mnist-6k")
 
 

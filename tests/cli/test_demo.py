@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from curvescope._checks import CurvescopeError
+from curvescope.certificates.divergence import percent_upwards
 from curvescope.cli.app import run
+from curvescope.experiments import certified
 from curvescope.experiments import demo as recipe
 from curvescope.experiments.demo import Demonstration, demonstrate
 from curvescope.reports import demonstration as page
@@ -55,7 +57,7 @@ def test_one_page_leads_to_the_others(result: Demonstration) -> None:
     links = re.findall(r'href="([^"#]+\.html)"', text)
     assert links == ["one/analysis/report.html", "two/analysis/report.html"]
     assert all((result.path / link).is_file() for link in links)
-    assert f"errs on at most {100 * result.certificate.bound:.2f} % of new digits" in text
+    assert f"errs on at most {percent_upwards(result.certificate.bound)} of new digits" in text
     for words in ("Spectral density of H", "Spectral density of E", "Self-checks", "Test accuracy"):
         assert words in text
 
@@ -63,7 +65,7 @@ def test_one_page_leads_to_the_others(result: Demonstration) -> None:
 def test_json_is_all_that_is_printed_and_a_second_run_reads(
     result: Demonstration, monkeypatch, capsys
 ) -> None:
-    monkeypatch.setattr(recipe, "certify", None)  # certifying again would fail
+    monkeypatch.setattr(certified, "certify", None)  # certifying again would fail
     before = {p: p.stat().st_mtime_ns for p in result.path.rglob("result.json")}
     assert run(["demo", "--out", str(result.path), "--json"]) == 0
     captured = capsys.readouterr()

@@ -18,6 +18,7 @@ import torch
 from curvescope import io
 from curvescope._checks import CurvescopeError
 from curvescope.certificates.certify import certify
+from curvescope.certificates.divergence import percent_upwards
 from curvescope.certificates.methods import posterior_method
 from curvescope.experiments.store import Finding, RunDirectory
 from curvescope.figures import svg
@@ -155,15 +156,18 @@ def test_a_certificate_beside_the_analysis_is_shown(first: RunDirectory, tmp_pat
     )
     found.save(tmp_path / "run" / "certificate.json")
     page = render(RunDirectory(tmp_path / "run"))
-    assert f"errs on at most {100 * found.bound:.2f} % of new examples" in page
+    assert f"errs on at most {percent_upwards(found.bound)} of new examples" in page
     assert "DOES NOT HOLD" not in page
     assert "Nothing is claimed about the network at the posterior mean" in page
     assert specs(page)["certificate"]["views"][0]["series"][0]["y"][0] == pytest.approx(
         found.history[0].bound, rel=1e-4
     )
-    stored = io.read_json(tmp_path / "run" / "certificate.json")
-    io.write_json(tmp_path / "run" / "certificate.json", {**stored, "bound": stored["bound"] / 2})
+    forged = replace(found, bound=found.bound / 2)
+    forged.save(tmp_path / "run" / "certificate.json")
     assert "DOES NOT HOLD" in render(RunDirectory(tmp_path / "run"))
+    stored = io.read_json(tmp_path / "run" / "certificate.json")
+    io.write_json(tmp_path / "run" / "certificate.json", {**stored, "bound": 0.01})
+    assert "THE FILE IS REFUSED" in render(RunDirectory(tmp_path / "run"))
 
 
 def test_a_report_is_written_without_the_model(first: RunDirectory, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from curvescope._checks import CurvescopeError
+from curvescope._checks import CurvescopeError, positive_int
 from curvescope.linearisation.patches import Layer, groups, supported
 
 
@@ -30,6 +30,10 @@ class Block:
     bias: str | None
     shape: tuple[int, ...]  # of the weight
     layer: bool  # whether it may have a Kronecker basis
+
+    def __post_init__(self) -> None:
+        for size in self.shape or (0,) * self.layer:
+            positive_int(f"Block {self.name!r}", "every size", size)
 
     @property
     def rows(self) -> int:

@@ -138,6 +138,9 @@ class Complexity:
     confidence: float
     divisor: int
 
+    def __post_init__(self) -> None:
+        positive_int("Complexity", "divisor", self.divisor)
+
     @property
     def value(self) -> float:
         """``(kl + grid + confidence) / divisor``, rounded up."""

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from curvescope import io
-from curvescope._checks import CurvescopeError
+from curvescope import _random, io
+from curvescope._checks import CurvescopeError, positive_int
 from curvescope.certificates.blocks import Block, Layout
 from curvescope.certificates.bound import Complexity, Confidence, PriorGrid
+from curvescope.certificates.divergence import percent_upwards
 from curvescope.certificates.evaluate import Draws
-from curvescope.certificates.optimise import Point
+from curvescope.certificates.methods import Method
+from curvescope.certificates.optimise import Point, Progress
 from curvescope.certificates.posterior import Posterior
+from curvescope.certificates.prior import State
+from curvescope.certificates.request import Request
 from curvescope.certificates.verify import Verification, verify
-from curvescope.identity import checksum, file_digest
-
-FORMAT = "curvescope certificate 2"
+from curvescope.identity import checksum, digest, file_digest
 
 
 @dataclass(frozen=True)
@@ -45,14 +47,17 @@ class Orientation:
 
 @dataclass(frozen=True)
 class Source:
-    """What the certificate is about: the examples by number and checksum, and the prior mean."""
+    """The examples that are certified on, by number and name, and those behind the prior mean."""
 
     samples: int
     data: str
-    data_sha256: str
-    prior_mean: str
     prior_samples: int = 0
-    split: tuple[float, int] | None = None  # share of the data that the prior took, and the seed
+    seed: int = 0  # of the split and of the training of the prior mean on a part of the data
+
+    def __post_init__(self) -> None:
+        positive_int("Source", "samples", self.samples)
+        positive_int("Source", "prior_samples", self.prior_samples, 0)
+        _random.check_seed("Source", self.seed)
 
 
 @dataclass(frozen=True)
@@ -62,24 +67,53 @@ class Certificate:
     ``bound`` holds for the network whose weights are drawn anew from the posterior for every
     prediction, with probability ``confidence.level`` over the examples and the draws. ``terms`` are
     the parts of the right-hand side, ``prior`` says where its divergence comes from, ``draws`` what
-    the empirical error was estimated from, ``error_bound`` the upper bound on it.
+    the empirical error was estimated from, ``error_bound`` the upper bound on it, ``request`` what
+    was certified and how.
     """
+
+    FORMAT: ClassVar[int] = 2
 
     bound: float
     error_bound: float
-    confidence: Confidence
     terms: Complexity
     prior: tuple[PriorTerm, ...]
-    grid: PriorGrid
-    form: str
     draws: Draws
     source: Source
+    request: Request
     orientation: Orientation
-    method: dict[str, Any]
     layout: tuple[Block, ...]
     history: tuple[Point, ...] = ()
     posterior_sha256: str = ""
     posterior: Posterior | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("bound", "error_bound"):
+            if not 0 <= getattr(self, name) <= 1:
+                msg = f"Certificate: {name} must lie in [0, 1], got {getattr(self, name)!r}"
+                raise CurvescopeError(msg)
+        if not self.layout or not self.prior:
+            msg = "Certificate: layout and prior must not be empty; nothing would be certified"
+            raise CurvescopeError(msg)
+
+    @property
+    def confidence(self) -> Confidence:
+        """δ and δ'."""
+        return self.request.confidence
+
+    @property
+    def method(self) -> Method:
+        """How the posterior was optimised."""
+        return self.request.method
+
+    @property
+    def grid(self) -> PriorGrid:
+        """The prior variances that were allowed."""
+        return self.method.grid
+
+    @property
+    def form(self) -> str:
+        """Which of the two inequalities the bound is."""
+        return self.method.form
 
     @property
     def kl(self) -> float:
@@ -103,54 +137,66 @@ class Certificate:
 
     @property
     def statement(self) -> str:
-        """What is certified, in words."""
+        """What is certified, in words; every number in it is rounded to the safe side."""
         source, prior = self.source, "was fixed before these examples were seen (by the caller)"
         if source.prior_samples:
             prior = f"was trained on {source.prior_samples:,} other examples (data-dependent prior)"
+        risks, grid = self.confidence, self.grid
         return (
-            f"With probability at least {self.confidence.level:g} over the choice of the "
-            f"{source.samples:,} examples and of the {self.draws.count:,} draws, the stochastic "
-            "network, whose weights are drawn anew from the posterior for every prediction, errs "
-            f"on at most {100 * self.bound:.2f} % of new examples from the same distribution. "
-            f"The prior mean {prior}. Nothing is claimed about the network at the posterior mean."
+            f"With probability at least {risks.level} over the choice of the {source.samples:,} "
+            f"examples (risk {risks.sample}) and of the {self.draws.count:,} draws (risk "
+            f"{risks.draws}), the stochastic network, whose weights are drawn anew from the "
+            "posterior for every prediction, errs on at most "
+            f"{percent_upwards(self.bound)} of new examples from the same distribution. "
+            f"The prior mean {prior}; its variances are on the grid {grid.largest} "
+            f"exp(−j/{grid.precision}), the inequality is that of {self.form.title()}, and both "
+            "were fixed before, too. Nothing is claimed about the network at the posterior mean."
         )
 
     def verify(
         self,
         *,
         model: nn.Module | None = None,
+        initial_state: State | None = None,
         data: Any = None,
+        prior_data: Any = None,
         generator: torch.Generator | None = None,
+        progress: Callable[[Progress], None] | None = None,
     ) -> Verification:
-        """Check the arithmetic, the posterior and, with model and data, fresh draws.
+        """Check the arithmetic, the posterior and, with what was certified, everything else.
 
         See :func:`curvescope.certificates.verify.verify`.
         """
-        return verify(self, model=model, data=data, generator=generator)
+        return verify(
+            self, model=model, initial_state=initial_state, data=data, prior_data=prior_data,
+            generator=generator, progress=progress,
+        )  # fmt: skip
 
     # Disk ---------------------------------------------------------------------------------
 
-    def save(self, path: io.PathLike, configuration: Mapping[str, Any] | None = None) -> None:
-        """Write the certificate as JSON, and its posterior beside it as ``.safetensors``.
+    def save(self, path: io.PathLike, *, overwrite: bool = False) -> None:
+        """Write the certificate as JSON, and its posterior beside it as ``.posterior.safetensors``.
 
         Both are complete on the disk before either is seen, and a certificate that was there before
         goes when the new one comes: at no time do two files of different certificates stand there.
 
         Args:
             path: The JSON file; its folder must exist.
-            configuration: What decided the numbers, kept in the file for :func:`configuration_of`.
+            overwrite: Whether other files in these two places may be replaced; those of the same
+                request are in any case.
 
         Raises:
-            CurvescopeError: If the certificate has no posterior, or a file cannot be written.
+            CurvescopeError: If the certificate has no posterior, something else is there, or a file
+                cannot be written.
         """
         if self.posterior is None:
             msg = "Certificate.save: the posterior is missing; save what certify returned"
             raise CurvescopeError(msg)
-        tensors = posterior_file(path)
-        raw = io.tensor_bytes(tensors, self.posterior.tensors(), {"curvescope": "posterior"})
+        if not overwrite:
+            refuse_others(path, self.request)
+        tensors, key = posterior_file(path), digest(self.request)
+        raw = io.tensor_bytes(tensors, self.posterior.tensors(), {"request": key})
         stored = replace(self, posterior_sha256=checksum(raw)).to_json()
-        if configuration is not None:
-            stored["configuration"] = dict(configuration)
         text = io.json_text(path, stored)
         with io.atomic_all(tensors, path) as (posterior, certificate):
             posterior.write_bytes(raw)
@@ -171,79 +217,71 @@ class Certificate:
         if file_digest(tensors) != certificate.posterior_sha256:
             msg = f"{where}: {tensors.name} is not the posterior that the certificate names"
             raise CurvescopeError(msg)
-        stored, _ = io.read_tensors(tensors)
-        return replace(
-            certificate, posterior=Posterior.from_tensors(Layout(certificate.layout), stored)
-        )
+        stored, _ = io.read_tensors(tensors, ours=True)
+        posterior = Posterior.from_tensors(Layout(certificate.layout), stored)
+        return replace(certificate, posterior=posterior)
 
     def to_json(self) -> dict[str, Any]:
         """Plain numbers, texts and lists, with the derived values beside them for readers."""
-        plain = asdict(replace(self, posterior=None))
-        del plain["posterior"]
+        packed = io.pack(replace(self, posterior=None))
+        del packed["posterior"]
+        head = {name: packed.pop(name) for name in ("type", "format", "checksum")}
+        return {**head, **self._derived(), **packed}
+
+    def _derived(self) -> dict[str, Any]:
+        """What a reader of the file wants to see, and what follows from the rest."""
         return {
-            "format": FORMAT,
             "statement": self.statement,
             "kl": self.kl,
             "empirical_error": self.empirical_error,
             "complexity": self.terms.value,
             "confidence_level": self.confidence.level,
-            **plain,
         }
 
     @classmethod
     def from_json(cls, stored: Any, where: str = "Certificate.from_json") -> Certificate:
-        """The inverse of :meth:`to_json`; derived values are not read but computed again.
+        """The inverse of :meth:`to_json`; derived values must be those that are derived here.
 
         Raises:
-            CurvescopeError: If it is no certificate of this version.
+            CurvescopeError: If it is no certificate of this version, or has changed.
         """
-        if not isinstance(stored, Mapping) or stored.get("format") != FORMAT:
-            msg = f"{where}: is no certificate of this version ({FORMAT!r})"
+        names = ("statement", "kl", "empirical_error", "complexity", "confidence_level")
+        if not isinstance(stored, Mapping) or not stored.keys() >= {*names, "type", "format"}:
+            msg = f"{where}: is no certificate of this version; make one with certify"
             raise CurvescopeError(msg)
-        try:
-            return cls(
-                bound=float(stored["bound"]),
-                error_bound=float(stored["error_bound"]),
-                confidence=Confidence(**stored["confidence"]),
-                terms=Complexity(**stored["terms"]),
-                prior=tuple(
-                    PriorTerm(**{**term, "layers": tuple(term["layers"])})
-                    for term in stored["prior"]
-                ),
-                grid=PriorGrid(**stored["grid"]),
-                form=str(stored["form"]),
-                draws=Draws(**stored["draws"]),
-                source=_source(stored["source"]),
-                orientation=Orientation(**stored["orientation"]),
-                method=dict(stored["method"]),
-                layout=tuple(
-                    Block(**{**block, "shape": tuple(block["shape"])}) for block in stored["layout"]
-                ),
-                history=tuple(Point(**point) for point in stored["history"]),
-                posterior_sha256=str(stored["posterior_sha256"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            msg = f"{where}: is damaged ({type(error).__name__}: {error})"
-            raise CurvescopeError(msg) from None
+        plain = {name: value for name, value in stored.items() if name not in names}
+        if "posterior" in plain:
+            msg = f"{where}: is damaged, the posterior lies in a file of its own"
+            raise CurvescopeError(msg)
+        certificate = io.unpack(cls, {**plain, "posterior": None}, where)
+        for name, value in certificate._derived().items():
+            if type(stored[name]) is not type(value) or stored[name] != value:
+                msg = f"{where}: is damaged, its {name!r} does not follow from its numbers"
+                raise CurvescopeError(msg)
+        return certificate
 
 
-def _source(stored: Mapping[str, Any]) -> Source:
-    split = stored["split"]
-    return Source(**{**stored, "split": None if split is None else (split[0], split[1])})
-
-
-def configuration_of(path: io.PathLike) -> dict[str, Any] | None:
-    """What decided the numbers of a saved certificate, if it was saved with that.
+def refuse_others(path: io.PathLike, request: Request) -> None:
+    """Refuse to replace anything but the files of a certificate of this very request.
 
     Raises:
-        CurvescopeError: If the file is no certificate of this version.
+        CurvescopeError: If something else is there.
     """
-    stored = io.read_json(path)
-    Certificate.from_json(stored, f"{str(path)!r}")
-    found = stored.get("configuration")
-    return found if isinstance(found, dict) else None
+    file, tensors, key = Path(path), posterior_file(path), digest(request)
+    remedy = "name another file, or replace it with overwrite=True (--again)"
+    if file.exists():
+        if digest(Certificate.load(file).request) != key:
+            msg = f"{str(path)!r}: holds another certificate; {remedy}"
+            raise CurvescopeError(msg)
+    elif tensors.exists() and io.read_tensors(tensors)[1].get("request") != key:
+        msg = f"{str(tensors)!r}: is not this certificate's posterior; {remedy}"
+        raise CurvescopeError(msg)
 
 
 def posterior_file(path: io.PathLike) -> Path:
-    """Where the posterior of a certificate lies: the same name, ``.safetensors``."""
-    return Path(path).with_suffix(".safetensors")
+    """Where the posterior of a certificate lies: the same name, ``.posterior.safetensors``.
+
+    >>> posterior_file("mlp.json").name
+    'mlp.posterior.safetensors'
+    """
+    return Path(path).with_suffix(".posterior.safetensors")

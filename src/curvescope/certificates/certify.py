@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from curvescope import _checks, _random, io
+from curvescope import _random, io
 from curvescope.certificates.blocks import Layout
 from curvescope.certificates.bound import Confidence, risk_bound
 from curvescope.certificates.certificate import Certificate, Orientation, PriorTerm, Source
-from curvescope.certificates.evaluate import (
-    Draws,
-    check_slack,
-    evaluate,
-    mean_error,
-    stochastic_error,
-)
-from curvescope.certificates.examples import as_examples, check_labels, digest, home
-from curvescope.certificates.methods import Method, posterior_method
+from curvescope.certificates.evaluate import Draws, evaluate, mean_error, stochastic_error
+from curvescope.certificates.examples import as_examples, check_labels, home
+from curvescope.certificates.methods import Method
 from curvescope.certificates.optimise import Optimised, Progress, optimise
 from curvescope.certificates.posterior import Posterior
 from curvescope.certificates.prior import State, Task, prepare
+from curvescope.certificates.request import Request, describe
 from curvescope.certificates.resume import Checkpoint, thinned
 
 
@@ -75,14 +69,14 @@ def certify(
         prior_data: Other examples that ``initial_state`` was trained on; none of them may be
             among ``data``.
         checkpoint: A folder in which the optimisation, the posterior and the draws are kept, to go
-            on after a kill to the same certificate.
+            on after a kill to the same certificate; for this request alone.
         progress: Called with :class:`Progress` after every epoch and between draws.
 
     Raises:
         CurvescopeError: If the prior is not independent of the examples: it equals the trained
             weights, was saved after training began, was trained on some of the examples, or the
             model's buffers (batch-norm statistics) or frozen weights were fitted. Also if model and
-            data do not fit together.
+            data do not fit together, or the checkpoint belongs to another request.
 
     >>> X = torch.randn(400, 2, generator=torch.Generator().manual_seed(0))
     >>> model = nn.Linear(2, 1)
@@ -95,38 +89,35 @@ def certify(
     >>> certificate.bound < 0.15, certificate.confidence.level
     (True, 0.965)
     """
-    generator = _checks.generator("certify", generator)
-    check_slack(slack)
-    chosen = posterior_method(method) if isinstance(method, str) else method
-    confidence = confidence or Confidence()
+    request = describe(
+        model, initial_state, data, generator=generator, method=method, test=test,
+        confidence=confidence, slack=slack, prior_split=prior_split, prior_data=prior_data,
+    )  # fmt: skip
     device, dtype = home("certify", model)
     examples = as_examples("certify", data, device, dtype)
     check_labels("certify", model, examples)
     others = None if test is None else as_examples("certify", test, device, dtype)
-    task = prepare(model, initial_state, examples, prior_split, prior_data, generator)
-    source = Source(
-        samples=len(task.examples[0]),
-        data=str(getattr(data, "name", "")),
-        data_sha256=digest(task.examples),
-        prior_mean=task.prior,
-        prior_samples=task.prior_samples,
-        split=task.split,
+    seed = 0 if prior_split is None else _random.seed(generator)
+    task = prepare(
+        model, initial_state, examples, prior_split=prior_split, prior_data=prior_data, seed=seed
     )
-    keep = Checkpoint(checkpoint, chosen, task, source.data_sha256)
+    name = str(getattr(data, "name", ""))
+    source = Source(len(task.examples[0]), name, task.prior_samples, seed)
+    keep = Checkpoint(checkpoint, request)
     child = _random.child(generator)
-    found = keep.load(Layout.of(model))
+    found = keep.load(Layout.of(model), task.prior_mean)
     if found is None:
         found = optimise(
-            task.start, task.prior_mean, task.examples, chosen, generator=child,
-            delta=confidence.sample, progress=progress, course=keep.course,
+            task.start, task.prior_mean, task.examples, request.method, generator=child,
+            delta=request.confidence.sample, progress=progress, course=keep.course,
         )  # fmt: skip
         keep.save(found)
     draws = evaluate(
-        task.start, found.posterior, task.examples, generator=generator, delta=confidence.draws,
-        slack=slack, checkpoint=keep.draws, progress=progress,
+        task.start, found.posterior, task.examples, generator=generator,
+        delta=request.confidence.draws, slack=slack, checkpoint=keep.draws, progress=progress,
     )  # fmt: skip
     orientation = _orientation(task, found.posterior, others, generator)
-    return _certificate(found, draws, chosen, confidence, source, orientation)
+    return _certificate(found, draws, request, source, orientation)
 
 
 def _orientation(
@@ -143,13 +134,9 @@ def _orientation(
 
 
 def _certificate(
-    found: Optimised,
-    draws: Draws,
-    method: Method,
-    confidence: Confidence,
-    source: Source,
-    orientation: Orientation,
+    found: Optimised, draws: Draws, request: Request, source: Source, orientation: Orientation
 ) -> Certificate:
+    method, confidence = request.method, request.confidence
     prior = _prior_terms(found.posterior, found.prior_variances, method)
     bound = risk_bound(
         draws.mean,
@@ -163,15 +150,12 @@ def _certificate(
     return Certificate(
         bound=bound.value,
         error_bound=bound.error_bound,
-        confidence=confidence,
         terms=bound.terms,
         prior=prior,
-        grid=method.grid,
-        form=method.form,
         draws=draws,
         source=source,
+        request=request,
         orientation=orientation,
-        method=asdict(method),
         layout=found.posterior.layout.blocks,
         history=thinned(found.history),
         posterior=found.posterior,

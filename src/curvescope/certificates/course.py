@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,21 @@ State = tuple[dict[str, Tensor], Any]
 """Tensors, and notes that JSON can hold."""
 
 
-def check_key(folder: Path, metadata: Mapping[str, str], key: str) -> None:
-    """Refuse what was kept for another certification."""
-    if metadata.get("key") != key:
+def read_part(file: Path, key: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """What was kept of this certification in one file; a changed file is refused.
+
+    Raises:
+        CurvescopeError: If it was kept for another certification, or has changed since.
+    """
+    tensors, metadata = io.read_tensors(file, ours=True)
+    if metadata.get("request") != key:
         msg = (
-            f"certify(checkpoint): {str(folder)!r} belongs to another method, prior or data; "
-            "remove it, or name another folder"
+            f"certify(checkpoint): {str(file.parent)!r} belongs to another certification, with "
+            "another network, initial state, data, method, confidence or seed; remove it, or name "
+            "another folder"
         )
         raise CurvescopeError(msg)
+    return tensors, metadata
 
 
 class Course:
@@ -34,7 +41,7 @@ class Course:
 
     Args:
         folder: Where the file lies.
-        key: Names what the optimisation depends on; a file with another key is refused.
+        key: The digest of the request; a file with another one is refused.
     """
 
     def __init__(self, folder: Path | None, key: str) -> None:
@@ -45,16 +52,15 @@ class Course:
         """What was kept last."""
         if self._file is None or not self._file.exists():
             return None
-        tensors, metadata = io.read_tensors(self._file)
-        check_key(self._file.parent, metadata, self._key)
-        return tensors, json.loads(metadata["notes"])
+        tensors, metadata = read_part(self._file, self._key)
+        return tensors, io.parse_json(metadata["notes"], str(self._file))
 
     def keep(self, state: Callable[[], State]) -> None:
         """Write the state, unless that was done a moment ago."""
         if self._file is None or time.monotonic() - self._written < EVERY:
             return
         tensors, notes = state()
-        metadata = {"key": self._key, "notes": json.dumps(notes)}
+        metadata = {"request": self._key, "notes": json.dumps(notes)}
         io.write_tensors(
             self._file, {k: t.cpu().contiguous() for k, t in tensors.items()}, metadata
         )

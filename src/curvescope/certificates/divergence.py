@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from decimal import ROUND_CEILING, Decimal
+from decimal import Decimal
 from fractions import Fraction
 
 import torch
@@ -235,8 +235,16 @@ def decimal_upwards(value: float, digits: int) -> str:
     >>> decimal_upwards(0.28511, 4), f"{0.28511:.4f}"
     ('0.2852', '0.2851')
     """
-    step = Decimal(1).scaleb(-digits)
-    return f"{Decimal(value).quantize(step, rounding=ROUND_CEILING):f}"
+    return f"{Decimal(math.ceil(Fraction(value) * 10**digits)).scaleb(-digits):f}"
+
+
+def percent_upwards(share: float) -> str:
+    """A share as a percentage with two digits, rounded up.
+
+    >>> percent_upwards(0.285111), percent_upwards(1.0)
+    ('28.52 %', '100.00 %')
+    """
+    return f"{Decimal(math.ceil(Fraction(share) * 10**4)).scaleb(-2):f} %"
 
 
 def _probability(where: str, name: str, value: float) -> float:

@@ -29,8 +29,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from curvescope import io
-from curvescope._checks import CurvescopeError, finite_float
+from curvescope import _random, io
+from curvescope._checks import CurvescopeError, finite_float, positive_int
 from curvescope._state import strict_precision
 from curvescope.certificates.bound import draws_for_slack, monte_carlo_bound
 from curvescope.certificates.divergence import quotient_upwards
@@ -38,19 +38,46 @@ from curvescope.certificates.losses import error_rate
 from curvescope.certificates.network import StochasticNetwork
 from curvescope.certificates.optimise import Progress
 from curvescope.certificates.posterior import Posterior
+from curvescope.identity import digest
 
 BLOCK = 100  # the bound counts blocks, so a larger one would only cost more
 _BATCH = 2000
 _SAVE_EVERY = 1.0  # seconds between reports and saved states
 
 
+def check_slack(slack: float | None) -> float | None:
+    """Refuse a slack that is not a positive number, before any work is done for it."""
+    if slack is None:
+        return None
+    number = finite_float("certify", "slack", slack)
+    if not number > 0:
+        msg = f"certify: slack must be positive, got {slack!r}"
+        raise CurvescopeError(msg)
+    return number
+
+
 @dataclass(frozen=True)
 class Draws:
-    """What was drawn: ``errors`` wrong answers among ``count`` draws of ``block`` examples each."""
+    """What was drawn: ``errors`` wrong answers among ``count`` draws of ``block`` examples each.
+
+    With the same ``seed``, on a ``device`` of the same type, they are drawn again.
+    """
 
     count: int
     block: int
     errors: int
+    seed: int = 0
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        positive_int("Draws", "count", self.count)
+        positive_int("Draws", "block", self.block)
+        _random.check_seed("Draws", self.seed)
+        if positive_int("Draws", "errors", self.errors, 0) > self.count * self.block:
+            msg = (
+                f"Draws: there cannot be {self.errors} errors in {self.count * self.block} answers"
+            )
+            raise CurvescopeError(msg)
 
     @property
     def mean(self) -> float:
@@ -60,13 +87,6 @@ class Draws:
     def bound(self, delta: float) -> float:
         """The upper bound on ``ê(Q)``, with probability 1 − δ'."""
         return monte_carlo_bound(self.mean, self.count, delta=delta)
-
-
-def check_slack(slack: float | None) -> None:
-    """Refuse a slack that is not a positive number, before any work is done for it."""
-    if slack is not None and not finite_float("certify", "slack", slack) > 0:
-        msg = f"certify: slack must be positive, got {slack!r}"
-        raise CurvescopeError(msg)
 
 
 def evaluate(
@@ -100,35 +120,76 @@ def evaluate(
     Raises:
         CurvescopeError: If the checkpoint belongs to another posterior or other settings.
     """
-    network = StochasticNetwork(model, posterior.layout, data[0][:4])
-    check_slack(slack)
-    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
-    noise = torch.Generator(device=data[0].device).manual_seed(seed)
-    n = len(data[0])
-    block = 1 if network.independent else min(n, BLOCK)
-    with strict_precision(), torch.no_grad():
-        guess = _guess(network, posterior, data, block, noise)
+    seed = _random.seed(generator)
+    plan = Plan(model, posterior, data, seed, slack=slack, delta=delta)
+    return plan.draw(checkpoint, progress)
+
+
+class Plan:
+    """How many draws there will be, fixed by a seed before the first of them.
+
+    Args:
+        model: As for :func:`evaluate`, and so are the others.
+        posterior: ``Q``.
+        data: The examples.
+        seed: Decides the estimate that the number follows from, and the draws.
+        slack: How far above the error the bound may lie.
+        delta: δ'.
+        error: What the number follows from; by default an estimate from other draws.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        posterior: Posterior,
+        data: tuple[Tensor, Tensor],
+        seed: int,
+        *,
+        slack: float | None,
+        delta: float,
+        error: float | None = None,
+    ) -> None:
+        self._network = network = StochasticNetwork(model, posterior.layout, data[0][:4])
+        self._posterior, self._data, self._seed = posterior, data, seed
+        self._settings = (model, posterior.tensors(), data, seed, check_slack(slack), delta)
+        self._noise = torch.Generator(device=data[0].device).manual_seed(seed)
+        self._size = n = len(data[0])
+        self.block = 1 if network.independent else min(n, BLOCK)
+        with strict_precision(), torch.no_grad():
+            guess = _guess(network, posterior, data, self.block, self._noise)
+        guess = guess if error is None else error
         if slack is None:
             slack = max(guess / 30, 1e-3) if network.independent else 1e-2
-        count = draws_for_slack(guess, slack, delta=delta)
-        rounds = -(-count // n) if network.independent else count
-        state = _State(checkpoint, f"{seed} {rounds} {block} {float(posterior.mean.sum())!r}")
-        errors, done = state.load(noise)
+        least = draws_for_slack(guess, slack, delta=delta)
+        self.rounds = -(-least // n) if network.independent else least
+        self.count = self.rounds * (n if network.independent else 1)
+
+    def draw(
+        self,
+        checkpoint: Path | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> Draws:
+        """The draws, once; a checkpoint of the same plan is continued."""
+        state = _State(checkpoint, "" if checkpoint is None else digest(*self._settings))
+        errors, done = state.load(self._noise)
         saved = time.monotonic()
-        while done < rounds:
-            if network.independent:
-                errors += _pass(network, posterior, data, noise)
-            else:
-                errors += _block(network, posterior, data, block, noise)
-            done += 1
-            if time.monotonic() - saved >= _SAVE_EVERY or done == rounds:
-                total = int(errors)
-                state.save(total, done, noise)
-                if progress is not None:
-                    drawn = done * (n if network.independent else block)
-                    progress(Progress("draw", done, rounds, total / drawn))
-                saved = time.monotonic()
-    return Draws(rounds * (n if network.independent else 1), block, int(errors))
+        with strict_precision(), torch.no_grad():
+            while done < self.rounds:
+                errors += self._round()
+                done += 1
+                if time.monotonic() - saved >= _SAVE_EVERY or done == self.rounds:
+                    state.save(int(errors), done, self._noise)
+                    if progress is not None:
+                        drawn = done * (self._size if self._network.independent else self.block)
+                        progress(Progress("draw", done, self.rounds, int(errors) / drawn))
+                    saved = time.monotonic()
+        device = self._data[0].device.type
+        return Draws(self.count, self.block, int(errors), self._seed, device)
+
+    def _round(self) -> Tensor:
+        if self._network.independent:
+            return _pass(self._network, self._posterior, self._data, self._noise)
+        return _block(self._network, self._posterior, self._data, self.block, self._noise)
 
 
 def stochastic_error(
@@ -141,7 +202,7 @@ def stochastic_error(
 ) -> float:
     """The stochastic network's error on any data, estimated from a few draws; no bound."""
     network = StochasticNetwork(model, posterior.layout, data[0][:4])
-    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+    seed = _random.seed(generator)
     noise = torch.Generator(device=data[0].device).manual_seed(seed)
     with strict_precision(), torch.no_grad():
         errors = sum(_pass(network, posterior, data, noise) for _ in range(rounds))
@@ -215,16 +276,17 @@ def _guess(
 
 
 class _State:
-    """The state of an evaluation on disk, for the settings that ``key`` describes."""
+    """The state of an evaluation on disk, for the plan with this digest."""
 
-    def __init__(self, path: Path | None, key: str) -> None:
-        self._path, self._key = path, key
+    def __init__(self, path: Path | None, settings: str) -> None:
+        self._path, self._settings = path, settings
 
     def load(self, noise: torch.Generator) -> tuple[Tensor | int, int]:
         if self._path is None or not self._path.exists():
             return 0, 0
-        tensors, metadata = io.read_tensors(self._path)
-        if metadata.get("key") != self._key or {"errors", "done", "noise"} - tensors.keys():
+        tensors, metadata = io.read_tensors(self._path, ours=True)
+        known = metadata.get("plan") == self._settings
+        if not known or tensors.keys() != {"errors", "done", "noise"}:
             msg = (
                 f"certify(checkpoint): {str(self._path)!r} belongs to another evaluation; remove "
                 "it, or name another folder"
@@ -240,4 +302,4 @@ class _State:
                 "done": torch.tensor(done),
                 "noise": noise.get_state(),
             }
-            io.write_tensors(self._path, tensors, {"key": self._key})
+            io.write_tensors(self._path, tensors, {"plan": self._settings})

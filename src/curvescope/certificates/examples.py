@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from curvescope import identity
 from curvescope._checks import CurvescopeError
 from curvescope._state import held
 
@@ -72,12 +71,6 @@ def check_labels(where: str, model: nn.Module, data: tuple[Tensor, Tensor]) -> N
             f"got {low} … {high}"
         )
         raise CurvescopeError(msg)
-
-
-def digest(data: tuple[Tensor, Tensor]) -> str:
-    """The identity of the inputs as float32 (or as they are, if integers) and of the labels."""
-    X, y = data
-    return identity.digest(X.float() if X.is_floating_point() else X, y)
 
 
 def split(

@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from curvescope import _random
 from curvescope._checks import CurvescopeError
 from curvescope._state import fast_precision
 from curvescope.certificates.bases import Bases
@@ -255,7 +256,7 @@ def _estimate(
 
 
 def _noise_source(generator: torch.Generator, device: torch.device) -> torch.Generator:
-    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+    seed = _random.seed(generator)
     return torch.Generator(device=device).manual_seed(seed)
 
 

@@ -15,6 +15,8 @@ from curvescope.certificates.blocks import Layout
 from curvescope.certificates.bound import GridPoint, PriorGrid
 from curvescope.certificates.divergence import gaussian_kl, total_upwards
 
+_FLAT = ("mean", "prior_mean", "variance", "curvature")
+
 
 @dataclass(frozen=True)
 class Posterior:
@@ -83,10 +85,7 @@ class Posterior:
 
     def to(self, device: torch.device | str) -> Posterior:
         """The posterior on another device."""
-        flat = {
-            name: getattr(self, name).to(device)
-            for name in ("mean", "prior_mean", "variance", "curvature")
-        }
+        flat = {name: getattr(self, name).to(device) for name in _FLAT}
         return replace(self, **flat, bases=self.bases.to(device, self.mean.dtype))
 
     def tensors(self) -> dict[str, Tensor]:
@@ -109,24 +108,32 @@ class Posterior:
         Raises:
             CurvescopeError: If the tensors are not those of a posterior on this layout.
         """
-        flat: list[Tensor] = []
-        for name in ("mean", "prior_mean", "variance", "curvature"):
-            if name not in tensors or tuple(tensors[name].shape) != (layout.size,):
-                msg = (
-                    f"Posterior: the file must hold {name!r} with {layout.size} numbers; it "
-                    "belongs to another network, or is damaged"
-                )
-                raise CurvescopeError(msg)
-            flat.append(tensors[name])
+        shapes: dict[str, tuple[int, ...]] = {name: (layout.size,) for name in _FLAT}
+        for block in layout.blocks:
+            if f"{block.name}.U" in tensors or f"{block.name}.V" in tensors:
+                shapes[f"{block.name}.U"] = (block.rows, block.rows)
+                shapes[f"{block.name}.V"] = (block.columns, block.columns)
+        if {name: tuple(tensor.shape) for name, tensor in tensors.items()} != shapes:
+            msg = (
+                f"Posterior: the file must hold mean, prior_mean, variance and curvature of "
+                f"{layout.size} numbers and a pair U, V for each basis, and nothing else; it "
+                "belongs to another network, or is damaged"
+            )
+            raise CurvescopeError(msg)
+        kinds = {tensor.dtype for tensor in tensors.values()}
+        if kinds not in ({torch.float32}, {torch.float64}):
+            got = ", ".join(sorted(map(str, kinds)))
+            msg = f"Posterior: all tensors must be float32, or all float64, got {got}"
+            raise CurvescopeError(msg)
+        if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
+            msg = "Posterior: the tensors contain NaN or infinity; the file is damaged"
+            raise CurvescopeError(msg)
         pairs: list[Pair] = []
         for block in layout.blocks:
             U, V = tensors.get(f"{block.name}.U"), tensors.get(f"{block.name}.V")
             pairs.append(None if U is None or V is None else (U, V))
-            if U is not None and V is not None:
-                if U.shape != (block.rows, block.rows) or V.shape != (block.columns, block.columns):
-                    msg = f"Posterior: the basis of block {block.name!r} has the wrong shape"
-                    raise CurvescopeError(msg)
-        return cls(flat[0], flat[1], flat[2], Bases(layout, tuple(pairs)), flat[3])
+        mean, prior_mean, variance, curvature = (tensors[name] for name in _FLAT)
+        return cls(mean, prior_mean, variance, Bases(layout, tuple(pairs)), curvature)
 
 
 def _defect(matrix: Tensor) -> float:

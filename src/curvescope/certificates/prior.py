@@ -7,7 +7,6 @@ checked is checked here; the rest is the caller's word, and the certificate says
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,25 +28,30 @@ State = Mapping[str, Tensor] | io.PathLike
 
 @dataclass(frozen=True)
 class Task:
-    """What is certified: a network to start from, the prior mean, the examples."""
+    """What is certified: a network to start from, the prior mean, the examples.
+
+    ``prior_samples`` says how many other examples the prior mean was trained on.
+    """
 
     start: nn.Module
     prior_mean: Tensor
     examples: tuple[Tensor, Tensor]
-    prior: str
     prior_samples: int = 0
-    split: tuple[float, int] | None = None  # share and seed
 
 
 def prepare(
     model: nn.Module,
     initial_state: State,
     data: tuple[Tensor, Tensor],
-    prior_split: float | None,
-    prior_data: Any,
-    generator: torch.Generator,
+    *,
+    prior_split: float | None = None,
+    prior_data: Any = None,
+    declared: bool = False,
+    seed: int = 0,
 ) -> Task:
     """The task of certifying, or a refusal where the prior would depend on the examples.
+
+    The same arguments give the same task, so that a verification prepares it anew.
 
     Args:
         model: The trained network.
@@ -55,41 +59,49 @@ def prepare(
         data: All examples, on the model's device.
         prior_split: The share on which the prior mean is trained, if it is.
         prior_data: Other examples that ``initial_state`` was trained on, if any.
-        generator: Decides the split and the training.
+        declared: Whether there are such examples, also where they are not given.
+        seed: Decides the split and the training.
 
     Raises:
         CurvescopeError: See :func:`curvescope.certificates.certify.certify`.
     """
     layout = Layout.of(model)
     own = model.state_dict()
-    initial, metadata = _read(initial_state)
-    prior_mean = layout.flatten(initial).to(data[0].device, layout.flatten(own).dtype)
+    initial, metadata = read_state(initial_state)
+    trained = layout.flatten(own)
+    prior_mean = layout.flatten(initial).to(data[0].device, trained.dtype)
+    _refuse_infinite("model", trained)
+    _refuse_infinite("initial_state", prior_mean)
     _refuse_fitted_constants(layout, own, initial)
-    _refuse_trained_prior(metadata, prior_data is not None)
-    prior, prior_samples = "initial weights", 0
+    _refuse_trained_prior(metadata, declared or prior_data is not None)
+    prior_samples = 0
     if prior_data is not None:
         other, _ = as_examples("certify", prior_data, prior_mean.device, prior_mean.dtype)
         _refuse_overlap(other, data[0])
-        prior, prior_samples = "weights trained on other examples", len(other)
+        prior_samples = len(other)
     if prior_split is None:
-        if torch.equal(prior_mean, layout.flatten(own).to(prior_mean)):
+        if torch.equal(prior_mean, trained.to(prior_mean)):
             msg = (
                 "certify(initial_state): the prior weights equal the trained ones, so they depend "
                 "on the examples; give the weights before training, or prior_split"
             )
             raise CurvescopeError(msg)
-        return Task(model, prior_mean, data, prior, prior_samples)
+        return Task(model, prior_mean, data, prior_samples)
     if prior_data is not None or not 0 < prior_split < 1:
         msg = (
             "certify(prior_split): must be a share between 0 and 1, and not be combined with "
             f"prior_data, got {prior_split!r}"
         )
         raise CurvescopeError(msg)
-    seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
     part, rest = split(data, prior_split, seed)
-    start = _train_prior(model, layout.state(prior_mean), part, generator)
-    mean = layout.flatten(start.state_dict()).clone()
-    return Task(start, mean, rest, "trained on a split", len(part[0]), (prior_split, seed))
+    start = _train_prior(model, layout.state(prior_mean), part, seed)
+    return Task(start, layout.flatten(start.state_dict()).clone(), rest, len(part[0]))
+
+
+def _refuse_infinite(name: str, flat: Tensor) -> None:
+    if not bool(flat.isfinite().all()):
+        msg = f"certify({name}): the weights contain NaN or infinity; give those of a good run"
+        raise CurvescopeError(msg)
 
 
 def _refuse_overlap(other: Tensor, own: Tensor) -> None:
@@ -102,7 +114,8 @@ def _refuse_overlap(other: Tensor, own: Tensor) -> None:
         raise CurvescopeError(msg)
 
 
-def _read(state: State) -> tuple[Mapping[str, Tensor], Mapping[str, str]]:
+def read_state(state: State) -> tuple[Mapping[str, Tensor], Mapping[str, str]]:
+    """A state dict and, where it comes from a file, what is noted with it."""
     if isinstance(state, Mapping):
         return state, {}
     return io.read_tensors(state)
@@ -111,11 +124,11 @@ def _read(state: State) -> tuple[Mapping[str, Tensor], Mapping[str, str]]:
 def _refuse_trained_prior(metadata: Mapping[str, str], declared: bool) -> None:
     """A checkpoint of ours knows its epoch."""
     try:
-        notes = json.loads(metadata.get("curvescope", "{}"))
-    except ValueError:
+        notes = io.parse_json(metadata.get("curvescope", "{}"), "the notes of the initial state")
+    except CurvescopeError:
         notes = {}
     epoch = notes.get("epoch", metadata.get("epoch")) if isinstance(notes, dict) else None
-    if epoch is not None and int(epoch) > 0 and not declared:
+    if epoch is not None and str(epoch) != "0" and not declared:
         msg = (
             f"certify(initial_state): was saved after epoch {epoch}, when training had begun; give "
             "the weights of epoch 0 (initial.safetensors), or declare prior_data"
@@ -144,9 +157,10 @@ def _train_prior(
     model: nn.Module,
     initial: Mapping[str, Tensor],
     data: tuple[Tensor, Tensor],
-    generator: torch.Generator,
+    seed: int,
 ) -> nn.Module:
     """The network trained by Adam on the prior's part of the data."""
+    generator = torch.Generator().manual_seed(seed + 1)  # the seed itself has cut the data
     start = evaluated(copy.deepcopy(model))
     with torch.no_grad():
         for name, value in initial.items():
@@ -155,7 +169,7 @@ def _train_prior(
     optimizer = torch.optim.Adam(variables, lr=1e-3)
     X, y = data
     for _ in range(_EPOCHS):
-        order = torch.randperm(len(X), generator=generator, device=generator.device).to(X.device)
+        order = torch.randperm(len(X), generator=generator).to(X.device)
         for chosen in order.split(128):
             z = start(X[chosen])
             if z.ndim == 1 or z.shape[1] == 1:

@@ -1,18 +1,24 @@
-"""A folder in which a long certification can be continued after a kill."""
+"""A folder in which a long certification can be continued after a kill.
+
+Its files belong to one request and carry a checksum; what the request alone decides, such as the
+prior mean, is never read from them.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from torch import Tensor
 
 from curvescope import io
 from curvescope.certificates.blocks import Layout
-from curvescope.certificates.course import Course, check_key
-from curvescope.certificates.methods import Method
+from curvescope.certificates.course import Course, read_part
 from curvescope.certificates.optimise import Optimised, Point
 from curvescope.certificates.posterior import Posterior
-from curvescope.certificates.prior import Task
+from curvescope.certificates.request import Request
+from curvescope.identity import digest
 
 _HISTORY = 200  # points kept
 
@@ -23,18 +29,20 @@ def thinned(history: tuple[Point, ...]) -> tuple[Point, ...]:
     return tuple(reversed(history[::-1][::every]))
 
 
-class Checkpoint:
-    """The folder in which a long certification can be continued."""
+@dataclass(frozen=True)
+class _Notes:
+    """What is kept beside the tensors of a finished posterior."""
 
-    def __init__(
-        self, folder: io.PathLike | None, method: Method, task: Task, data_sha256: str
-    ) -> None:
-        self._folder = None if folder is None else Path(folder)
-        self._device = task.prior_mean.device
-        key = {"method": asdict(method), "data": data_sha256, "prior": float(task.prior_mean.sum())}
-        self._key = json.dumps(key, sort_keys=True)
-        if self._folder is not None:
-            self._folder.mkdir(parents=True, exist_ok=True)
+    history: tuple[Point, ...]
+    prior_variances: tuple[float, ...]
+
+
+class Checkpoint:
+    """The folder in which a certification can be continued; no folder, nothing is kept."""
+
+    def __init__(self, folder: io.PathLike | None, request: Request) -> None:
+        self._folder = None if folder is None else io.make_folder(folder)
+        self._key = digest(request)
 
     @property
     def course(self) -> Course:
@@ -46,27 +54,28 @@ class Checkpoint:
         """The file of the evaluation's state."""
         return None if self._folder is None else self._folder / "draws.safetensors"
 
-    def load(self, layout: Layout) -> Optimised | None:
-        """The optimised posterior, if it is there."""
+    def load(self, layout: Layout, prior_mean: Tensor) -> Optimised | None:
+        """The optimised posterior beside the prior mean of this request, if it is there.
+
+        Raises:
+            CurvescopeError: If it belongs to another request, or has changed since.
+        """
         if self._folder is None or not (self._folder / "posterior.safetensors").exists():
             return None
-        tensors, metadata = io.read_tensors(self._folder / "posterior.safetensors")
-        check_key(self._folder, metadata, self._key)
-        found = json.loads(metadata["found"])
-        history = tuple(Point(**point) for point in found["history"])
-        posterior = Posterior.from_tensors(layout, tensors).to(self._device)
-        return Optimised(posterior, tuple(found["prior_variances"]), history)
+        file = self._folder / "posterior.safetensors"
+        tensors, metadata = read_part(file, self._key)
+        notes = io.decode(_Notes, io.parse_json(metadata["notes"], str(file)))
+        tensors["prior_mean"] = prior_mean.cpu()
+        posterior = Posterior.from_tensors(layout, tensors).to(prior_mean.device)
+        return Optimised(posterior, notes.prior_variances, notes.history)
 
     def save(self, found: Optimised) -> None:
         """Keep the optimised posterior."""
         if self._folder is None:
             return
-        notes = {
-            "history": [asdict(point) for point in thinned(found.history)],
-            "prior_variances": found.prior_variances,
-        }
-        metadata = {"key": self._key, "found": json.dumps(notes)}
-        io.write_tensors(
-            self._folder / "posterior.safetensors", found.posterior.tensors(), metadata
-        )
+        notes = _Notes(thinned(found.history), found.prior_variances)
+        metadata = {"request": self._key, "notes": json.dumps(asdict(notes))}
+        tensors = found.posterior.tensors()
+        del tensors["prior_mean"]
+        io.write_tensors(self._folder / "posterior.safetensors", tensors, metadata)
         self.course.end()

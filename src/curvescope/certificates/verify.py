@@ -1,180 +1,280 @@
-"""Checking a certificate: its arithmetic, its posterior, and fresh draws."""
+"""Checking a certificate: its arithmetic, its posterior, and what it was made from."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from curvescope import _checks
+from curvescope import _random
+from curvescope._checks import CurvescopeError
 from curvescope.certificates.blocks import Layout
-from curvescope.certificates.bound import risk_bound
-from curvescope.certificates.divergence import kl_lower_inverse, total_upwards
-from curvescope.certificates.evaluate import evaluate
-from curvescope.certificates.examples import as_examples, digest, home, split
+from curvescope.certificates.consistency import (
+    Check,
+    arithmetic,
+    divergence,
+    posterior_kl,
+    trusted,
+    unusual,
+)
+from curvescope.certificates.divergence import kl_inverse, kl_lower_inverse, total_upwards
+from curvescope.certificates.evaluate import Plan
+from curvescope.certificates.examples import as_examples, home
+from curvescope.certificates.optimise import Progress
+from curvescope.certificates.posterior import Posterior
+from curvescope.certificates.prior import State, Task, prepare
+from curvescope.certificates.request import state_digest
+from curvescope.identity import digest
 
 if TYPE_CHECKING:
-    from curvescope.certificates.certificate import Certificate, PriorTerm
+    from curvescope.certificates.certificate import Certificate
 
 _SUSPICION = 1e-6  # how unlikely fresh draws must be to convict a certificate
+_OVERLOOKED = 0.01  # with which probability an error that can be told apart is not
+_FINENESS = 50.0  # fresh draws of single examples: their slack is this part of the error
+_PRIOR_SHIFT = 0.01  # by how much training the prior anew may move the divergence
+_FLIPS = 1e-5  # share of answers that rounding may change on another machine
+_MOST_ANSWERS = 10**9  # more are not drawn again
 
-
-@dataclass(frozen=True)
-class Check:
-    """One thing that was checked."""
-
-    what: str
-    passed: bool
-    detail: str
+Verdict = Literal["verified", "consistent", "refuted"]
 
 
 @dataclass(frozen=True)
 class Verification:
-    """The checks of a certificate; it passes when all of them do.
+    """What was checked, what was not although it can be, and what nobody can check.
 
-    ``unchecked`` says what could not be looked at, and what for. Without the posterior's file any
-    divergence could be claimed: such a certificate may pass and is not ``verified``.
+    Args:
+        checks: Each with its outcome.
+        unchecked: What needs the network, its data or another device.
+        trusted: What no computation can show.
     """
 
     checks: tuple[Check, ...]
     unchecked: tuple[str, ...] = ()
-    posterior: bool = True  # whether the posterior was there
+    trusted: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> Verdict:
+        """``"refuted"`` if a check failed, ``"verified"`` if nothing is left that can be checked.
+
+        Otherwise ``"consistent"``: nothing speaks against the certificate, but anyone could have
+        made up numbers that fit together.
+        """
+        if not self.passed:
+            return "refuted"
+        return "consistent" if self.unchecked else "verified"
 
     @property
     def passed(self) -> bool:
         """Whether nothing is wrong."""
         return all(check.passed for check in self.checks)
 
-    @property
-    def verified(self) -> bool:
-        """Whether nothing is wrong and the divergence was among what was checked."""
-        return self.passed and self.posterior
-
 
 def verify(
     certificate: Certificate,
     *,
     model: nn.Module | None = None,
+    initial_state: State | None = None,
     data: Any = None,
+    prior_data: Any = None,
     generator: torch.Generator | None = None,
-    slack: float | None = None,
+    progress: Callable[[Progress], None] | None = None,
 ) -> Verification:
     """Check a certificate as far as what is given allows.
 
-    Alone: every number follows from the numbers it is computed from. With its posterior: the
-    divergence is recomputed from the tensors. With model and data: the data are those that were
-    certified on, and fresh draws do not contradict the bound on the empirical error (by chance they
-    would once in a million times). That the examples are independent, and the prior mean chosen
-    without them, no computation can check.
+    Alone: every number follows from those it is computed from, the divergence from the posterior's
+    tensors. With network and data: the weights and the examples are those that were certified; the
+    examples are counted; the draws are drawn again, once with their own seed, which gives the same
+    errors, and once with another, which must not contradict the bound on the error. With the
+    initial state too: the prior mean is made anew from it. Cost: a few times that of the draws.
 
     Args:
         certificate: What :func:`certify` returned, or :meth:`Certificate.load` read.
-        model: The network, with any weights.
+        model: The trained network.
+        initial_state: The state before training, or a file with it.
         data: The examples ``(X, y)`` or a data set.
-        generator: Seeds the fresh draws; needed with a model.
-        slack: The precision of the fresh draws; by default that of the certificate, or 0.005.
+        prior_data: The examples that ``initial_state`` was trained on, if it was.
+        generator: Seeds the fresh draws; without it there are none.
+        progress: Called now and then while drawing.
 
     Raises:
-        CurvescopeError: If a model is given without data or generator.
+        CurvescopeError: If a model is given without data.
     """
-    checks, unchecked = _arithmetic(certificate), []
+    checks, unchecked = arithmetic(certificate), unusual(certificate)
     if certificate.posterior is not None:
-        checks.append(_divergence(certificate))
+        checks.append(divergence(certificate, certificate.posterior))
     else:
         unchecked.append("divergence of the posterior: the posterior's file is missing")
     if model is None:
-        unchecked.append("examples and empirical error: these need the network and its data")
+        unchecked.append("network, examples, prior mean and draws: these need the network, its "
+                         "initial weights and its data")  # fmt: skip
+        return Verification(tuple(checks), tuple(unchecked), trusted(certificate))
+    device, dtype = home("verify", model)
+    examples = as_examples("verify", data, device, dtype)
+    checks += [_network(certificate, model), _examples(certificate, examples)]
+    if not all(check.passed for check in checks) or certificate.posterior is None:
+        return Verification(tuple(checks), tuple(unchecked), trusted(certificate))
+    posterior = certificate.posterior.to(device)
+    if initial_state is None:
+        unchecked.append("prior mean: needs the weights before training")
+        if certificate.request.prior_split is not None:
+            unchecked.append("draws: their examples depend on the split of the prior")
+            return Verification(tuple(checks), tuple(unchecked), trusted(certificate))
     else:
-        where = "verify"
-        generator = _checks.generator(where, generator)
-        device, dtype = home(where, model)
-        examples = as_examples(where, data, device, dtype)
-        if certificate.source.split is not None:
-            _, examples = split(examples, *certificate.source.split)
-        same = digest(examples) == certificate.source.data_sha256
-        detail = "the checksum agrees" if same else "the checksum differs"
-        checks.append(Check("examples", same, detail))
-        checks.append(_redraw(certificate, model, examples, generator, slack))
-    return Verification(tuple(checks), tuple(unchecked), certificate.posterior is not None)
+        found, task = _prior(certificate, posterior, model, initial_state, examples, prior_data)
+        checks += found
+        if task is None:
+            return Verification(tuple(checks), tuple(unchecked), trusted(certificate))
+        examples = task.examples
+    if certificate.request.prior_data is not None and prior_data is None:
+        unchecked.append("examples of the prior: whether they are other ones needs prior_data")
+    checks += _draws(certificate, model, posterior, examples, generator, progress, unchecked)
+    return Verification(tuple(checks), tuple(unchecked), trusted(certificate))
 
 
-def _arithmetic(certificate: Certificate) -> list[Check]:
-    c = certificate
-    checks: list[Check] = []
-    for term in c.prior:
-        names = ", ".join(term.layers)
-        right = (
-            term.penalty >= c.grid.penalty(term.j) * (1 - 1e-12)
-            and abs(term.variance - c.grid.variance(term.j)) <= 1e-12 * term.variance
-        )
-        checks.append(Check(f"prior of {names}", right, f"j = {term.j}, λ = {term.variance:.6g}"))
-    layers = [name for term in c.prior for name in term.layers]
-    complete = sorted(layers) == sorted(block.name for block in c.layout)
-    checks.append(Check("layers", complete, f"{len(layers)} layers have a prior"))
-    again = risk_bound(
-        c.draws.mean,
-        c.draws.count,
-        [term.kl for term in c.prior],
-        [term.penalty for term in c.prior],
-        samples=c.samples,
-        confidence=c.confidence,
-        form=c.form,
-    )
-    terms, error_bound, bound = again.terms, again.error_bound, again.value
-    checks.append(
-        Check(
-            "terms",
-            c.terms.value >= terms.value * (1 - 1e-12) and c.terms.divisor == terms.divisor,
-            f"KL {terms.kl:.2f} + grid {terms.grid:.2f} + confidence {terms.confidence:.2f}",
-        )
-    )
-    checks.append(
-        Check("empirical error", c.error_bound >= error_bound * (1 - 1e-12), f"{error_bound:.6f}")
-    )
-    checks.append(Check("bound", c.bound >= bound * (1 - 1e-12), f"{bound:.6f}"))
-    return checks
+# With what it was made from -----------------------------------------------------------------
 
 
-def _divergence(certificate: Certificate) -> Check:
-    assert certificate.posterior is not None
-    recomputed = [_posterior_kl(certificate, term) for term in certificate.prior]
-    right = all(
-        term.kl >= kl * (1 - 1e-9) for term, kl in zip(certificate.prior, recomputed, strict=True)
-    )
-    return Check("divergence of the posterior", right, f"KL = {total_upwards(recomputed):.4f}")
+def _network(c: Certificate, model: nn.Module) -> Check:
+    if Layout.of(model).blocks != c.layout:
+        return Check("network", False, "the model has other layers than the certificate")
+    if c.posterior is not None and c.posterior.mean.dtype != home("verify", model)[1]:
+        return Check("network", False, "the posterior has numbers of another precision")
+    same = state_digest(model.state_dict()) == c.request.weights
+    detail = "the weights are those that were certified" if same else "these are other weights"
+    return Check("network", same, detail)
 
 
-def _posterior_kl(certificate: Certificate, term: PriorTerm) -> float:
-    """The divergence of the stored posterior on the layers of one prior term."""
-    assert certificate.posterior is not None
-    names = [block.name for block in certificate.layout]
-    return total_upwards(
-        certificate.posterior.kl(names.index(name), term.variance) for name in term.layers
-    )
+def _examples(c: Certificate, examples: tuple[Tensor, Tensor]) -> Check:
+    """The examples given, counted and compared; a part of them may have trained the prior."""
+    n, request = len(examples[0]), c.request
+    if digest(*examples) != request.data or n != request.samples:
+        return Check("examples", False, f"these {n:,} examples are not those of the certificate")
+    taken = c.source.prior_samples if request.prior_split is not None else 0
+    right = c.samples == n - taken
+    return Check("examples", right, f"{n:,} examples, certified on {c.samples:,} of them")
 
 
-def _redraw(
-    certificate: Certificate,
+def _prior(
+    c: Certificate,
+    posterior: Posterior,
     model: nn.Module,
-    examples: tuple[torch.Tensor, torch.Tensor],
+    initial_state: State,
+    examples: tuple[Tensor, Tensor],
+    prior_data: Any,
+) -> tuple[list[Check], Task | None]:
+    """The prior mean, made anew from the initial state; and the task that this gives."""
+    what, request = "prior mean", c.request
+    try:
+        task = prepare(
+            model, initial_state, examples, prior_split=request.prior_split, prior_data=prior_data,
+            declared=request.prior_data is not None, seed=c.source.seed,
+        )  # fmt: skip
+    except CurvescopeError as error:
+        return [Check(what, False, str(error))], None
+    known = request.prior_data is None or prior_data is not None
+    if known and task.prior_samples != c.source.prior_samples:
+        detail = f"{task.prior_samples:,} examples were used for it, not {c.source.prior_samples:,}"
+        return [Check(what, False, detail)], None
+    if task.prior_mean.dtype == posterior.prior_mean.dtype and torch.equal(
+        task.prior_mean, posterior.prior_mean
+    ):
+        return [Check(what, True, "made anew from the initial weights, equal to the bit")], task
+    if request.prior_split is None:
+        return [Check(what, False, "differs from the initial weights")], None
+    anew = Posterior(
+        posterior.mean, task.prior_mean, posterior.variance, posterior.bases, posterior.curvature
+    )
+    kl = total_upwards(posterior_kl(c, anew, term) for term in c.prior)
+    detail = (
+        f"trained anew it gives KL = {kl:.2f}, stated are {c.kl:.2f}; up to "
+        f"{100 * _PRIOR_SHIFT:g} % is rounding on another machine"
+    )
+    return [Check(what, c.kl >= kl * (1 - _PRIOR_SHIFT), detail)], task
+
+
+def _draws(
+    c: Certificate,
+    model: nn.Module,
+    posterior: Posterior,
+    examples: tuple[Tensor, Tensor],
+    generator: torch.Generator | None,
+    progress: Callable[[Progress], None] | None,
+    unchecked: list[str],
+) -> list[Check]:
+    """The draws themselves again, and others that do not know of them."""
+    delta, checks = c.confidence.draws, []
+    plan = Plan(model, posterior, examples, c.draws.seed, slack=c.request.slack, delta=delta)
+    if examples[0].device.type != c.draws.device:
+        unchecked.append(f"draws: they are drawn again on a device of type {c.draws.device}")
+    elif (plan.count, plan.block) != (c.draws.count, c.draws.block):
+        detail = (
+            f"{c.draws.count:,} of {c.draws.block:,} are claimed, the seed and the slack give "
+            f"{plan.count:,} of {plan.block:,}"
+        )
+        return [Check("draws", False, detail)]
+    elif plan.count * plan.block > _MOST_ANSWERS:
+        unchecked.append(f"draws: {plan.count:,} are too many to be drawn again")
+    else:
+        again = plan.draw(progress=progress)
+        answers = again.count * again.block
+        right = abs(again.errors - c.draws.errors) <= 3 + _FLIPS * answers
+        detail = f"{again.errors:,} errors in {answers:,} answers, as with the same seed before"
+        if not right:
+            detail = f"{again.errors:,} errors with the same seed, {c.draws.errors:,} are claimed"
+        checks.append(Check("draws", right, detail))
+        if not right:
+            return checks
+    if generator is None:
+        unchecked.append("fresh draws: these need a generator")
+        return checks
+    return [*checks, _fresh(c, model, posterior, examples, generator, progress)]
+
+
+def _fresh(
+    c: Certificate,
+    model: nn.Module,
+    posterior: Posterior,
+    examples: tuple[Tensor, Tensor],
     generator: torch.Generator,
-    slack: float | None,
+    progress: Callable[[Progress], None] | None,
 ) -> Check:
-    what = "fresh draws"
-    if certificate.posterior is None:
-        return Check(what, False, "the posterior's file is missing")
-    if Layout.of(model).blocks != certificate.layout:
-        return Check(what, False, "the model has other layers than the certificate")
-    posterior = certificate.posterior.to(examples[0].device)
-    slack = slack or max(5e-3, certificate.error_bound - certificate.empirical_error)
-    fresh = evaluate(model, posterior, examples, generator=generator, slack=slack)
+    """Whether independent draws contradict the bound on the empirical error."""
+    slack = max(c.error_bound - c.empirical_error, 5e-3)
+    if c.draws.block == 1:
+        slack = max(c.error_bound / _FINENESS, 4e-4)
+    error = min(c.error_bound, 1 - slack)
+    seed = _random.seed(generator)
+    plan = Plan(model, posterior, examples, seed, slack=slack, delta=0.01, error=error)
+    fresh = plan.draw(progress=progress)
     least = kl_lower_inverse(fresh.mean, -math.log(_SUSPICION) / fresh.count)
     return Check(
-        what,
-        least <= certificate.error_bound,
-        f"{fresh.mean:.4f} ± {fresh.bound(0.01) - fresh.mean:.4f} in {fresh.count:,} draws, "
-        f"certified {certificate.error_bound:.4f}",
+        "fresh draws",
+        least <= c.error_bound,
+        f"error {fresh.mean:.4f} in {fresh.count:,} others, certified at most {c.error_bound:.4f}; "
+        f"one above {told_apart(c.error_bound, fresh.count):.4f} would be found out",
     )
+
+
+def told_apart(bound: float, count: int) -> float:
+    """The error that fresh draws tell apart from one within ``bound``, in 99 of 100 cases.
+
+    They convict if their mean is at least t, the least number with ``kl(t‖bound) ≥ log(10⁶)/m``;
+    with an error e above t they miss it with probability ``exp(−m kl(t‖e))`` at most.
+
+    >>> round(told_apart(0.1, 100_000), 4)
+    0.1077
+    """
+    convicted = -math.log(_SUSPICION) / count
+    low, high = bound, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if kl_lower_inverse(middle, convicted) > bound:
+            high = middle
+        else:
+            low = middle
+    return kl_inverse(high, -math.log(_OVERLOOKED) / count)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,11 +16,22 @@ from rich.table import Table
 
 from curvescope._checks import CurvescopeError
 from curvescope.cli.interrupts import check, stoppable
-from curvescope.cli.options import AsJson, DataSeed, Debug, Device, Quiet, Root, Seed, check_code
+from curvescope.cli.options import (
+    AsJson,
+    DataSeed,
+    Debug,
+    Device,
+    Quiet,
+    Root,
+    Seed,
+    check_apart,
+    check_code,
+    writable,
+)
 
 if TYPE_CHECKING:
     from curvescope import certificates
-    from curvescope.certificates import Certificate, Confidence, Method
+    from curvescope.certificates import Certificate
     from curvescope.cli.inputs import Subject
 
 
@@ -85,8 +96,8 @@ def certify(
 
     The bound holds for weights drawn from a Gaussian around the trained ones. A
     finished certificate is shown, one of other settings is replaced by --again
-    alone. --verify FILE checks one: alone its arithmetic, with the run or
-    --model and --data fresh draws as well.
+    alone. --verify FILE checks one: alone whether its numbers are consistent;
+    with the run, or --model, --weights, --initial and --data, everything else.
 
     \b
     curvescope train T-100 --data mnist-6k-2 --loss binary_logistic \\
@@ -96,61 +107,60 @@ def certify(
     curvescope certify --model net.py:build --weights w.safetensors \\
         --initial w0.safetensors --data net.py:load --out certificate.json
     """  # noqa: D301 (\b keeps the lines of the examples apart)
-    import torch
-
-    from curvescope import certificates
     from curvescope.certificates import Certificate
+    from curvescope.certificates.certificate import posterior_file
     from curvescope.cli import verification
-    from curvescope.cli.claim import Claim, check_place, described
     from curvescope.cli.inputs import choose_device
+    from curvescope.experiments.certified import certified, parts_folder
     from curvescope.experiments.load import importable
 
     home = choose_device(device)
+    files = (run, model, weights, initial, data)
     if verify is not None:
         with importable(Path.cwd()):
             certificate = Certificate.load(verify)
-            known = _named_subject(run, model, data, root=root, seed=data_seed)
-            verification.check(certificate, known, home, seed=seed, as_json=as_json)
+            known = _subject(*files, root=root, seed=data_seed) if any(files) else None
+            with _bar(Console(stderr=True, quiet=quiet or as_json)) as tell:
+                result = verification.check(certificate, known, home, seed=seed, progress=tell)
+        verification.show(certificate, result, as_json=as_json)
         return
     place = out or (run or Path()) / "certificate.json"
     if out is not None or run is None:
         check_place(place)  # a run that is not there is a mistake of its own
-    chosen, confidence = _settings(method, epochs, delta, draw_delta, slack, prior_split)
+    outputs = {"--out": place, "posterior": posterior_file(place), "parts": parts_folder(place)}
+    check_apart(outputs, _inputs(*files))
+    settings = _settings(method, epochs, delta, draw_delta, slack, prior_split)
     with importable(Path.cwd()):
-        subject, before = _subject(run, model, weights, initial, data, root=root, seed=data_seed)
+        subject, before = _subject(*files, root=root, seed=data_seed)
     check_place(place)
     subject.model.to(home)
-    asked = {
-        "delta": confidence.sample,
-        "draw_delta": confidence.draws,
-        "slack": slack,
-        "prior_split": prior_split,
-        "seed": seed,
-    }
-    claim = Claim(place, {**described(subject, before, chosen), **asked})
-    finished = claim.finished(again=again)
-    if not finished:
-        advice = f"what is finished lies in {claim.parts}: the same command goes on from there"
-        with (
-            stoppable(advice, claim.parts),
-            claim.work() as parts,
-            _bar(Console(stderr=True, quiet=quiet or as_json)) as tell,
-        ):
-            certificates.certify(
-                subject.model,
-                before,
-                subject.data.train,
-                generator=torch.Generator().manual_seed(seed),
-                method=chosen,
-                test=subject.data.test,
-                confidence=confidence,
-                slack=slack,
-                prior_split=prior_split,
-                checkpoint=parts,
-                progress=tell,
-            ).save(place, claim.configuration)
-            claim.remove_parts()
+    advice = f"what is finished lies in {parts_folder(place)}: the same command goes on from there"
+    with (
+        stoppable(advice, parts_folder(place)),
+        _bar(Console(stderr=True, quiet=quiet or as_json)) as tell,
+    ):
+        finished = certified(
+            place, subject.model, before, subject.data.train, seed=seed, again=again,
+            test=subject.data.test, progress=tell, **settings,
+        )  # fmt: skip
     _show_saved(place, before=finished, as_json=as_json)
+
+
+def check_place(place: Path) -> None:
+    """Refuse a place that no certificate can be written to, before any work is done for it.
+
+    Raises:
+        CurvescopeError: If it is a folder, or its folder is not there or cannot be written.
+    """
+    if place.is_dir() or place.suffix in (".safetensors", ".parts"):
+        msg = f"--out {str(place)!r}: must be a file for the certificate, such as certificate.json"
+        raise CurvescopeError(msg)
+    if not place.parent.is_dir():
+        msg = f"--out {str(place)!r}: {str(place.parent)!r} is not a folder that exists; make it"
+        raise CurvescopeError(msg)
+    if not place.exists() and not writable(place.parent):
+        msg = f"{str(place)!r}: cannot be written (Permission denied); name another file with --out"
+        raise CurvescopeError(msg)
 
 
 def _show_saved(place: Path, *, before: bool, as_json: bool) -> None:
@@ -162,17 +172,22 @@ def _show_saved(place: Path, *, before: bool, as_json: bool) -> None:
         return
     console = Console(highlight=False, soft_wrap=True)
     if before:
-        console.print("certified before with the same settings; --again computes it anew")
+        console.print(
+            "certified before with the same settings and checked again; --again computes it anew"
+        )
     show(Certificate.load(place), place, console)
 
 
 def show(certificate: Certificate, place: Path, console: Console) -> None:
     """Print the bound, what it is made of, errors for orientation, and what it says."""
+    from curvescope.certificates.divergence import decimal_upwards
+
     c = certificate
     table = Table(show_header=False)
-    table.add_row("bound", f"[bold]{c.bound:.4f}[/bold]")
-    table.add_row("confidence", f"{c.confidence.level:g}")
-    table.add_row("stochastic error", f"{c.empirical_error:.4f}, at most {c.error_bound:.4f}")
+    error = f"{c.empirical_error:.4f}, at most {decimal_upwards(c.error_bound, 4)}"
+    table.add_row("bound", f"[bold]{decimal_upwards(c.bound, 4)}[/bold]")
+    table.add_row("confidence", str(c.confidence.level))
+    table.add_row("stochastic error", error)
     table.add_row("draws", f"{c.draws.count:,} of {c.draws.block:,} example(s)")
     table.add_row("KL(Q‖P)", f"{c.kl:.1f}")
     table.add_row("prior grid, confidence", f"{c.terms.grid:.1f}, {c.terms.confidence:.1f}")
@@ -199,8 +214,8 @@ def _settings(
     draw_delta: float,
     slack: float | None,
     prior_split: float | None,
-) -> tuple[Method, Confidence]:
-    """Method and risks, if they are in order; nothing has been loaded yet."""
+) -> dict[str, Any]:
+    """Method, risks and the rest, if they are in order; nothing has been loaded yet."""
     from curvescope.certificates import Confidence, posterior_method
     from curvescope.certificates.evaluate import check_slack
 
@@ -209,7 +224,29 @@ def _settings(
         msg = f"certify: --prior-split must be a share between 0 and 1, got {prior_split:g}"
         raise CurvescopeError(msg)
     changes = {} if epochs is None else {"epochs": epochs}
-    return posterior_method(method, **changes), Confidence(delta, draw_delta)
+    return {
+        "method": posterior_method(method, **changes),
+        "confidence": Confidence(delta, draw_delta),
+        "slack": slack,
+        "prior_split": prior_split,
+    }
+
+
+def _inputs(
+    run: Path | None,
+    model: str | None,
+    weights: Path | None,
+    initial: Path | None,
+    data: str | None,
+) -> dict[str, Path | None]:
+    """The files that will be read; of code, the file it stands in."""
+    code = {"--model": model, "--data": data}
+    files = {name: None if text is None else Path(text.rpartition(":")[0] or text)
+             for name, text in code.items()}  # fmt: skip
+    known = {} if run is None else {
+        "the run's configuration": run / "config.json", "the run's result": run / "result.json"
+    }  # fmt: skip
+    return {"--weights": weights, "--initial": initial, **files, **known}
 
 
 def _subject(
@@ -241,22 +278,6 @@ def _subject(
         )
         raise CurvescopeError(msg)
     return inputs.own(model, data, weights, root=root, seed=seed), initial
-
-
-def _named_subject(
-    run: Path | None, model: str | None, data: str | None, *, root: Path | None, seed: int | None
-) -> Subject | None:
-    """What a certificate is to be held against, if anything is named."""
-    from curvescope.cli import inputs
-
-    if run is not None:
-        return inputs.of_run(run, data, root=root, seed=seed)
-    if model is not None and data is not None:
-        return inputs.own(model, data, None, root=root, seed=seed)
-    if model is not None or data is not None:
-        msg = "certify --verify: fresh draws need both --model and --data, or the folder of a run"
-        raise CurvescopeError(msg)
-    return None
 
 
 # The terminal ---------------------------------------------------------------------------

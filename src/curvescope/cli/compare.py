@@ -37,7 +37,7 @@ def compare(
     seed: Seed = 0,
     device: Device = "auto",
     again: Annotated[
-        bool, typer.Option("--again", help="Measure trainings anew, whatever is there.")
+        bool, typer.Option("--again", help="Measure trainings anew and replace whatever is there.")
     ] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -85,7 +85,11 @@ def compare(
         columns = comparison.columns_of(found)
         compared = comparison.compared_columns(columns)
         verdicts = [compared.verdict(against, mode=mode) for mode in dict.fromkeys(compared.modes)]
-        written = [] if out is None else comparison.write(out, columns, compared, verdicts, against)
+        written = (
+            []
+            if out is None
+            else comparison.write(out, columns, compared, verdicts, against, again=again)
+        )
     if as_json:
         summary = comparison.summary(columns, compared, verdicts, written)
         typer.echo(json.dumps(summary, indent=2))

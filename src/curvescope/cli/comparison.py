@@ -162,8 +162,22 @@ def write(
     compared: Comparison,
     verdicts: Sequence[str],
     against: str,
+    *,
+    again: bool = False,
 ) -> list[Path]:
-    """Write picture and table; returns the files."""
+    """Write picture and table; returns the files.
+
+    Args:
+        out: The folder.
+        columns: The runs.
+        compared: What they have in common.
+        verdicts: A sentence for each mode of the batch norms.
+        against: Which measure of generalization is drawn.
+        again: Whether files of another comparison, or of anybody else, are replaced.
+
+    Raises:
+        CurvescopeError: If there are such files and they are not to be replaced.
+    """
     cells = cells_of(columns, compared, errors=True)
     picture = draw(against_generalisation(compared, against))
     texts = {
@@ -171,6 +185,8 @@ def write(
         "comparison.csv": _csv(compared, cells),
     }
     pictures = ("sharpness.svg", "sharpness.png")
+    if not again:
+        _refuse_others(out, (*pictures, *texts), texts)
     with staged(out) as fresh:
         for name in pictures:
             style.save(picture, fresh / name)
@@ -178,6 +194,21 @@ def write(
             with io.atomic(fresh / name) as temporary:
                 temporary.write_text(content, encoding="utf-8")
     return [out / name for name in (*pictures, *texts)]
+
+
+def _refuse_others(out: Path, names: Sequence[str], texts: Mapping[str, str]) -> None:
+    """Pictures belong to the tables beside them: the same tables mean the same comparison."""
+    there = [name for name in names if (out / name).exists()]
+    same = all(
+        (out / name).is_file() and (out / name).read_bytes() == content.encode()
+        for name, content in texts.items()
+    )
+    if there and not same:
+        msg = (
+            f"--out {str(out)!r}: holds another {there[0]}; name another folder, or replace it "
+            "with --again"
+        )
+        raise CurvescopeError(msg)
 
 
 def _markdown(compared: Comparison, cells: Cells, verdicts: Sequence[str]) -> str:

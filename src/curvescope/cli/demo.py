@@ -61,6 +61,7 @@ def demo(
 
 def show(result: Demonstration, report: Path, console: Console) -> None:
     """Print one column for each network, the certificate, the self-checks and the report."""
+    from curvescope.certificates.divergence import percent_upwards
     from curvescope.experiments.demo import column
 
     table = Table()
@@ -74,8 +75,8 @@ def show(result: Demonstration, report: Path, console: Console) -> None:
     console.print("H: Hessian of the training loss, G: its Gauss-Newton part, E = H − G")
     bound, level = result.certificate.bound, result.certificate.confidence.level
     console.print(
-        f"certificate: a stochastic network for two classes errs on at most {bound:.1%} of new "
-        f"digits (confidence {level:g})"
+        f"certificate: a stochastic network for two classes errs on at most "
+        f"{percent_upwards(bound)} of new digits (confidence {level})"
     )
     checks = [check for run in result.runs for _, check in run.checks()]
     for check in checks:

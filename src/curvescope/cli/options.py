@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -53,6 +54,35 @@ def check_folder(option: str, folder: Path) -> None:
     if not writable(there):
         msg = f"{option} {str(folder)!r}: cannot be written (Permission denied); name another one"
         raise CurvescopeError(msg)
+
+
+def check_apart(outputs: Mapping[str, Path], inputs: Mapping[str, Path | None]) -> None:
+    """Refuse to write over what is read, under whatever name.
+
+    Args:
+        outputs: What will be written, by what it is called.
+        inputs: What will be read, likewise.
+
+    Raises:
+        CurvescopeError: If one of the outputs is one of the inputs.
+
+    >>> check_apart({"--out": Path("w.safetensors")}, {"--weights": Path("./w.safetensors")})
+    Traceback (most recent call last):
+    curvescope._checks.CurvescopeError: --out 'w.safetensors': is --weights itself; ...
+    """
+    for name, output in outputs.items():
+        for other, given in inputs.items():
+            if given is not None and _same_file(output, given):
+                msg = f"{name} {str(output)!r}: is {other} itself; name another place"
+                raise CurvescopeError(msg)
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    """Whether two paths lead to one file: links and the file system's own idea of names count."""
+    try:
+        return os.path.samefile(one, other)
+    except (OSError, ValueError):  # one of them is not there
+        return os.path.realpath(one) == os.path.realpath(other)
 
 
 Root = Annotated[

@@ -96,6 +96,7 @@ def reproduce(
     )
     for option, folder in (("--out", out), ("--work", settings.work)):
         check_folder(option, folder)
+    _check_index(out / "INDEX.md")
     records = []
     with stoppable(_advice(out, settings.work, again=again), out, settings.work):
         for entry in chosen:
@@ -105,6 +106,15 @@ def reproduce(
                 catalogue.show_record(record, out, console)
     if as_json:
         typer.echo(json.dumps([asdict(record) for record in records], indent=2))
+
+
+def _check_index(file: Path) -> None:
+    """Refuse a folder whose index is somebody else's: it is written anew after every entry."""
+    from curvescope.reports.reproduction import TITLE
+
+    if file.exists() and not file.read_bytes().startswith(TITLE.encode()):
+        msg = f"--out {str(file.parent)!r}: has an INDEX.md of its own; name another folder"
+        raise CurvescopeError(msg)
 
 
 def _find(names: Sequence[str]) -> tuple[Entry, ...]:

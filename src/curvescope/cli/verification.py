@@ -3,50 +3,66 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 
 import torch
 import typer
 from rich.console import Console
 
-from curvescope.certificates import Certificate, Verification
+from curvescope.certificates import Certificate, Progress, Verification
+from curvescope.certificates.divergence import decimal_upwards
 from curvescope.cli.inputs import Subject
 
 
 def check(
     certificate: Certificate,
-    subject: Subject | None,
+    known: tuple[Subject, Path] | None,
     device: torch.device,
     *,
     seed: int,
-    as_json: bool,
-) -> None:
-    """Check a certificate and print the outcome; exit with 1 unless it is verified.
+    progress: Callable[[Progress], None],
+) -> Verification:
+    """Check a certificate as far as what is named allows.
 
     Args:
         certificate: What is claimed.
-        subject: The network and its data, for fresh draws; without them only the arithmetic.
+        known: The network with its data, and the file of its initial weights; without them only
+            the file itself is looked at.
         device: Where to draw.
-        seed: Decides the draws.
-        as_json: Print JSON instead of text.
+        seed: Decides the fresh draws.
+        progress: Called while drawing.
     """
-    result = certificate.verify(
-        model=None if subject is None else subject.model.to(device),
-        data=None if subject is None else subject.data.train,
+    if known is None:
+        return certificate.verify()
+    subject, initial = known
+    return certificate.verify(
+        model=subject.model.to(device),
+        initial_state=initial,
+        data=subject.data.train,
         generator=torch.Generator().manual_seed(seed),
+        progress=progress,
     )
+
+
+def show(certificate: Certificate, result: Verification, *, as_json: bool) -> None:
+    """Print the outcome; exit with 1 if the certificate is refuted."""
     if as_json:
         claims = [asdict(claim) for claim in result.checks]
-        found = {"passed": result.passed, "verified": result.verified, "checks": claims}
-        typer.echo(json.dumps({**found, "unchecked": result.unchecked}, indent=2))
+        found = {"verdict": result.verdict, "statement": certificate.statement, "checks": claims}
+        typer.echo(
+            json.dumps(
+                {**found, "unchecked": result.unchecked, "trusted": result.trusted}, indent=2
+            )
+        )
     else:
-        show(certificate, result, Console(highlight=False, soft_wrap=True))
-    if not result.verified:
+        _print(certificate, result, Console(highlight=False, soft_wrap=True))
+    if result.verdict == "refuted":
         raise typer.Exit(1)
 
 
-def show(certificate: Certificate, result: Verification, console: Console) -> None:
-    """Print whether each claim holds, and the verdict."""
+def _print(certificate: Certificate, result: Verification, console: Console) -> None:
     for claim in result.checks:
         mark = "[green]holds[/green]" if claim.passed else "[red]fails[/red]"
         console.print(mark, end=" ")
@@ -54,7 +70,13 @@ def show(certificate: Certificate, result: Verification, console: Console) -> No
     for missing in result.unchecked:
         console.print("[yellow]not checked[/yellow]", end=" ")
         console.print(f" {missing}", markup=False)
-    verdict = "[green]verified[/green]" if result.passed else "[red]refuted[/red]"
-    if result.passed and not result.verified:
-        verdict = "[yellow]consistent, but not verified[/yellow]"
-    console.print(f"bound {certificate.bound:.4f}: {verdict}")
+    for word in result.trusted:
+        console.print(f"taken on trust  {word}", markup=False)
+    if result.passed:
+        console.print(certificate.statement, markup=False)
+    verdict = {
+        "verified": "[green]verified[/green]",
+        "consistent": "[yellow]consistent, but not verified[/yellow]",
+        "refuted": "[red]refuted[/red]",
+    }[result.verdict]
+    console.print(f"bound {decimal_upwards(certificate.bound, 4)}: {verdict}")

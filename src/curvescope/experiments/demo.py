@@ -8,19 +8,17 @@ demonstration that was stopped goes on where it was.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from curvescope import io
 from curvescope._checks import positive_int
-from curvescope.certificates import Certificate, certify, posterior_method
+from curvescope.certificates import Certificate, posterior_method
 from curvescope.experiments import trained
 from curvescope.experiments.analyse import analyse
+from curvescope.experiments.certified import certified
 from curvescope.experiments.configuration import Settings
 from curvescope.experiments.known import known
 from curvescope.experiments.quantities import LARGEST, SMALLEST, TRACE
@@ -214,19 +212,15 @@ def _analyse(
 
 def _certify(plan: Plan, place: Path, seed: int, show: Show) -> None:
     folder = place / plan.certified.folder
-    if (folder / "certificate.json").exists():
-        return
-    data, parts = trained.load_run_data(folder), folder / "certificate.parts"
-    found = certify(
+    data = trained.load_run_data(folder)
+    certified(
+        folder / "certificate.json",
         trained.load_run(folder),
         folder / "weights" / "initial.safetensors",
         data.train,
-        generator=torch.Generator().manual_seed(derived(seed, "certificate")),
+        seed=derived(seed, "certificate"),
         method=posterior_method("local", epochs=plan.epochs),
         test=data.test,
         slack=plan.slack,
-        checkpoint=parts,
         progress=lambda p: show(p.done, p.total, f"{p.task}, {p.bound:.3f}"),
     )
-    found.save(folder / "certificate.json")
-    shutil.rmtree(parts, ignore_errors=True)

@@ -122,6 +122,8 @@ def held(folder: Path) -> Iterator[None]:
     []
     """
     made = [place for place in (folder, *folder.parents) if not place.exists()]
+    begun, config = (folder / ".lock").exists(), folder / "config.json"
+    foreign = config.exists() and not begun  # or a run from elsewhere: it needs no lock to be read
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -135,7 +137,7 @@ def held(folder: Path) -> Iterator[None]:
                 if not (folder / "config.json").exists():  # while it is ours, so that it stays so
                     (folder / ".lock").unlink(missing_ok=True)
     finally:
-        if not (folder / "config.json").exists():
+        if foreign or not config.exists():
             with suppress(OSError):
                 for place in made:
                     place.rmdir()  # one that is not empty stays

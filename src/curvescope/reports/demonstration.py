@@ -7,6 +7,7 @@ from pathlib import Path
 
 from curvescope import io
 from curvescope.certificates.certificate import Certificate
+from curvescope.certificates.divergence import percent_upwards
 from curvescope.experiments.demo import Demonstration, column
 from curvescope.experiments.known import known
 from curvescope.experiments.quantities import LARGEST, SMALLEST
@@ -176,8 +177,8 @@ def _training(found: Demonstration) -> Section:
 
 def _certificate(found: Certificate) -> Section:
     rows = [
-        ["bound on the error", percent(found.bound)],
-        ["confidence", f"{found.confidence.level:g}"],
+        ["bound on the error", percent_upwards(found.bound)],
+        ["confidence", f"{found.confidence.level}"],
         ["error on the examples, by draws", percent(found.empirical_error)],
         ["KL(Q‖P)", short(found.kl, 5)],
         ["examples", f"{found.samples:,}"],
@@ -185,8 +186,8 @@ def _certificate(found: Certificate) -> Section:
     ]
     seen = (
         "A network that tells the digits 0–4 from 5–9, with weights drawn from a Gaussian for "
-        f"every prediction, errs on at most {percent(found.bound)} of new digits, with probability "
-        f"{found.confidence.level:g}; its arithmetic "
+        f"every prediction, errs on at most {percent_upwards(found.bound)} of new digits, with "
+        f"probability {found.confidence.level}; its arithmetic "
         f"{'holds' if found.verify().passed else 'does NOT hold'}."
     )
     blocks: list[Block] = [Table("The certificate", ["", "value"], rows), Text(found.statement)]

@@ -92,10 +92,13 @@ def published(row: Row) -> str:
     return f"{value} ({span})" if value else span
 
 
+TITLE = "# The catalogue, and what is here of it"
+
+
 def index(folder: Path) -> str:
     """All entries of the catalogue, with what this folder holds of them, and the sums."""
     lines = [
-        "# The catalogue, and what is here of it",
+        TITLE,
         "",
         "`curvescope reproduce list` shows all entries, `curvescope reproduce NAME --scale SCALE`",
         "computes one. Rows are numbers beside the paper's and its sentences as criteria. Judged",

@@ -10,6 +10,7 @@ from curvescope.catalogue.dissecting_hessian.table_9_printed import PRINTED
 from curvescope.catalogue.dissecting_hessian.table_9_rows import Found, row, train_networks
 from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
 from curvescope.certificates import Certificate
+from curvescope.certificates.divergence import decimal_upwards
 from curvescope.figures.model import Curve, Panel, Picture
 
 ROWS = {
@@ -85,10 +86,11 @@ def table(found: Sequence[Found]) -> str:
             "–" if value is None else f"{value:.4f}"
             for value in (c.orientation.mean_test, c.orientation.stochastic_test)
         )
+        bound, error_bound = (decimal_upwards(value, 4) for value in (c.bound, c.error_bound))
         lines.append(
-            f"| {each.name} | {each.method} | **{c.bound:.4f}** | {paper[0]} | {c.kl:.0f} "
-            f"| {paper[1]} | {c.error_bound:.4f} | {paper[2]} | {lambdas} | {paper[3]} | {errors} "
-            f"| {c.method['epochs']} | {each.seconds:.0f} |"
+            f"| {each.name} | {each.method} | **{bound}** | {paper[0]} | {c.kl:.0f} "
+            f"| {paper[1]} | {error_bound} | {paper[2]} | {lambdas} | {paper[3]} | {errors} "
+            f"| {c.method.epochs} | {each.seconds:.0f} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -100,7 +102,7 @@ def _half_log(certificate: Certificate) -> list[float]:
 
 def _row(found: Found) -> Row:
     c, printed = found.certificate, found.printed
-    note = f"KL {c.kl:.0f}, stochastic error ≤ {c.error_bound:.4f}"
+    note = f"KL {c.kl:.0f}, stochastic error ≤ {decimal_upwards(c.error_bound, 4)}"
     if printed is None:
         return Row(f"{found.name} {found.method}", c.bound, note=note)
     note += f"; paper: {printed[1]:.0f}, {printed[2]:.4f}"
@@ -124,7 +126,7 @@ def _histories(found: Sequence[Found]) -> Picture:
         curves = tuple(
             Curve.of(
                 each.method,
-                [point.epoch / each.certificate.method["epochs"] for point in points],
+                [point.epoch / each.certificate.method.epochs for point in points],
                 [getattr(point, part) for point in points],
             )
             for each in found

@@ -15,10 +15,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from curvescope import io
+from curvescope._checks import CurvescopeError
 from curvescope.catalogue.dissecting_hessian.table_9_printed import PRINTED
 from curvescope.catalogue.entry import Settings
 from curvescope.catalogue.trained import Subject, trained
-from curvescope.certificates import Certificate, Method, Progress, certify, posterior_method
+from curvescope.certificates import (
+    Certificate,
+    Method,
+    Progress,
+    Verification,
+    certify,
+    posterior_method,
+)
+from curvescope.certificates.posterior import Posterior
 from curvescope.certificates.profile import variance_profile
 from curvescope.data import Dataset, dataset
 from curvescope.training import Recipe
@@ -103,7 +113,7 @@ def row(settings: Settings, key: str, **changes: object) -> Found:
     kept = settings.once(f"table-9-{_file(key)}", lambda: _compute(settings, name, method, changes))
     text = bytes(kept["certificate"].tolist()).decode()
     return Found(
-        name, method, Certificate.from_json(json.loads(text)), float(kept["seconds"]),
+        name, method, Certificate.from_json(io.parse_json(text, key)), float(kept["seconds"]),
         kept["places"].cpu(), kept["variances"].cpu(),
     )  # fmt: skip
 
@@ -122,10 +132,11 @@ def _compute(
         generator=settings.generator(), progress=_teller(settings, f"{name}:{method}"),
     )  # fmt: skip
     seconds = time.monotonic() - begin
-    again = certificate.verify(model=network.model, data=data, generator=settings.generator(1))
-    assert again.passed, again
-    assert certificate.posterior is not None
-    profile = variance_profile(certificate.posterior, certificate.layout[0].name)
+    _insist(certificate.verify(
+        model=network.model, initial_state=network.initial, data=data,
+        generator=settings.generator(1),
+    ))  # fmt: skip
+    profile = variance_profile(_posterior(certificate), certificate.layout[0].name)
     text = json.dumps(certificate.to_json()).encode()
     return {
         "certificate": torch.tensor(list(text), dtype=torch.uint8),
@@ -133,6 +144,23 @@ def _compute(
         "places": profile.place,
         "variances": profile.variance,
     }
+
+
+def _posterior(certificate: Certificate) -> Posterior:
+    if certificate.posterior is None:
+        msg = "table 9: a certificate has no posterior; compute the row again"
+        raise CurvescopeError(msg)
+    return certificate.posterior
+
+
+def _insist(result: Verification) -> None:
+    """Refuse a row whose certificate is anything but verified."""
+    if result.verdict != "verified":
+        wrong = [f"{check.what}: {check.detail}" for check in result.checks if not check.passed]
+        msg = (
+            f"table 9: a certificate is {result.verdict} ({'; '.join([*wrong, *result.unchecked])})"
+        )
+        raise CurvescopeError(msg)
 
 
 def _method(settings: Settings, name: str, changes: Mapping[str, object]) -> Method:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from curvescope._checks import CurvescopeError
 from curvescope.certificates.certificate import Certificate
+from curvescope.certificates.divergence import percent_upwards
 from curvescope.experiments.store import RunDirectory
 from curvescope.figures.model import Curve, Panel
 from curvescope.reports.blocks import Block, Chart, Section, Table, Text, percent, short
@@ -27,7 +29,10 @@ def of_folder(folder: Path) -> Section | None:
     """The bound, what it is made of, and whether its arithmetic holds."""
     if not (folder / FILE).is_file():
         return None
-    found = Certificate.load(folder / FILE)
+    try:
+        found = Certificate.load(folder / FILE)
+    except CurvescopeError as error:
+        return Section("certificate", "Certificate", f"THE FILE IS REFUSED: {error}", EXPECTED)
     blocks: list[Block] = [_numbers(found), Text(found.statement), _verification(found)]
     if len(found.history) > 1:
         blocks.append(_history(found))
@@ -51,7 +56,7 @@ _BASES = {
 
 def verdict(found: Certificate) -> str:
     """Which of the two bases this certificate has; the other one was not tried."""
-    basis = str(found.method.get("basis"))
+    basis = found.method.basis
     words = _BASES.get(basis, f"in the basis called {basis}")
     return f"The posterior’s variances are diagonal {words}; no other basis was tried."
 
@@ -60,19 +65,19 @@ def _seen(found: Certificate) -> str:
     worth = ", which says nothing" if found.vacuous else ""
     holds = "" if found.verify().passed else "; BUT ITS ARITHMETIC DOES NOT HOLD"
     return (
-        f"The stochastic network errs on at most {percent(found.bound)} of new examples with "
-        f"probability {found.confidence.level:g}{worth}; on the {found.samples:,} examples it errs "
-        f"on {percent(found.empirical_error)}{holds}."
+        f"The stochastic network errs on at most {percent_upwards(found.bound)} of new examples "
+        f"with probability {found.confidence.level}{worth}; on the {found.samples:,} examples it "
+        f"errs on {percent(found.empirical_error)}{holds}."
     )
 
 
 def _numbers(found: Certificate) -> Table:
     orientation = found.orientation
     rows = [
-        ["bound on the error", percent(found.bound)],
-        ["confidence", f"{found.confidence.level:g}"],
+        ["bound on the error", percent_upwards(found.bound)],
+        ["confidence", f"{found.confidence.level}"],
         ["error on the examples, by draws", percent(found.empirical_error)],
-        ["its upper bound", percent(found.error_bound)],
+        ["its upper bound", percent_upwards(found.error_bound)],
         ["KL(Q‖P)", short(found.kl, 6)],
         ["examples", f"{found.samples:,}"],
         ["draws", f"{found.draws.count:,}"],
