@@ -94,9 +94,14 @@ def contained(root: Path, folder: Path) -> bool:
     for place, below, files in os.walk(folder, followlinks=False):
         for name in (*below, *files):
             entry = Path(place) / name
-            if entry.is_symlink() and not entry.resolve().is_relative_to(root):
+            if entry.is_symlink() and not _resolved(entry).is_relative_to(root):
                 return False
-    return folder.resolve().is_relative_to(root)
+    return _resolved(folder).is_relative_to(root)
+
+
+def _resolved(place: Path) -> Path:
+    """Where a link leads; one that leads back to itself stays where it is."""
+    return Path(os.path.realpath(place))
 
 
 def _leading_out(root: Path, place: Path) -> Found | None:
