@@ -134,10 +134,10 @@ def held(folder: Path) -> Iterator[None]:
             try:
                 yield
             finally:
-                if not (folder / "config.json").exists():  # while it is ours, so that it stays so
+                if foreign or not config.exists():  # while it is ours, so that it stays so
                     (folder / ".lock").unlink(missing_ok=True)
     finally:
-        if foreign or not config.exists():
+        if not config.exists():
             with suppress(OSError):
                 for place in made:
                     place.rmdir()  # one that is not empty stays
