@@ -4,16 +4,20 @@ Nothing else in the package sets them; ``tests/test_architecture.py`` holds the 
 """
 
 from curvescope._state.guards import exclusive
-from curvescope._state.modules import Mode, evaluated, held, in_training
+from curvescope._state.modes import forward_mode, watching
+from curvescope._state.modules import Mode, copied, evaluated, held, in_training
 from curvescope._state.switches import (
     differentiable,
     fast_precision,
     full_precision,
     strict_precision,
     tuned_kernels,
+    without_gradients,
 )
+from curvescope._state.undo import undone, uninterrupted
 
 __all__ = [
-    "Mode", "differentiable", "evaluated", "exclusive", "fast_precision", "full_precision", "held",
-    "in_training", "strict_precision", "tuned_kernels",
+    "Mode", "copied", "differentiable", "evaluated", "exclusive", "fast_precision",
+    "forward_mode", "full_precision", "held", "in_training", "strict_precision", "tuned_kernels",
+    "undone", "uninterrupted", "watching", "without_gradients",
 ]  # fmt: skip

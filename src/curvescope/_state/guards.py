@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from weakref import WeakKeyDictionary
 
 from torch import nn
 
 from curvescope._checks import CurvescopeError
+from curvescope._state.undo import undone
 
 _counter = itertools.count()
 
@@ -85,13 +86,15 @@ def claimed(model: nn.Module) -> Iterator[None]:
     guards = _guards_of(model)
     with exclusive(model):
         before = [guard.trainer for guard in guards]
-        for guard in guards:
-            guard.trainer = threading.get_ident()
-    try:
-        yield
-    finally:
+
+    def put_back() -> None:
         for guard, trainer in zip(guards, before, strict=True):
             guard.trainer = trainer
+
+    with undone(put_back):
+        for guard in guards:
+            guard.trainer = threading.get_ident()
+        yield
 
 
 def _refuse_other_trainer(guards: tuple[_Guard, ...]) -> None:
@@ -102,12 +105,3 @@ def _refuse_other_trainer(guards: tuple[_Guard, ...]) -> None:
             "to step; wait for the training, or give a copy.deepcopy of the model"
         )
         raise CurvescopeError(msg)
-
-
-def certainly(put_back: Callable[[], None]) -> None:
-    """Put something back to the end, also when ctrl-C comes in the middle; it may run twice."""
-    try:
-        put_back()
-    except KeyboardInterrupt:
-        put_back()
-        raise

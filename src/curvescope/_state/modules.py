@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal, TypeVar
@@ -9,7 +10,8 @@ from typing import Literal, TypeVar
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from curvescope._state.guards import certainly, claimed, exclusive
+from curvescope._state.guards import claimed, exclusive
+from curvescope._state.undo import undone
 
 Mode = Literal["eval", "norms train", "norms as they are", "train"]
 Model = TypeVar("Model", bound=nn.Module)
@@ -39,11 +41,9 @@ def held(model: nn.Module, mode: Mode) -> Iterator[None]:
     modules = list(model.modules())
     with exclusive(model, modules):
         before = [module.training for module in modules]
-        try:
+        with undone(lambda: _set(modules, before)):
             _set(modules, _flags(modules, before, mode))
             yield
-        finally:
-            certainly(lambda: _set(modules, before))
 
 
 @contextmanager
@@ -58,11 +58,9 @@ def in_training(model: nn.Module) -> Iterator[None]:
     modules = list(model.modules())
     with claimed(model):
         before = [module.training for module in modules]
-        try:
+        with undone(lambda: _set(modules, before)):
             _set(modules, _flags(modules, before, "train"))
             yield
-        finally:
-            certainly(lambda: _set(modules, before))
 
 
 def _flags(modules: list[nn.Module], before: list[bool], mode: Mode) -> list[bool]:
@@ -78,8 +76,18 @@ def _flags(modules: list[nn.Module], before: list[bool], mode: Mode) -> list[boo
 
 def _set(modules: list[nn.Module], flags: list[bool]) -> None:
     for module, training in zip(modules, flags, strict=True):
-        if module.training is not training:
+        if module.training is training:
+            continue
+        if "training" in module.__dict__:  # past nn.Module.__setattr__, a hundred times slower
+            module.__dict__["training"] = training
+        else:
             module.training = training
+
+
+def copied(model: Model) -> Model:
+    """A copy of a model, taken while no other thread has its own tensors in it."""
+    with exclusive(model):
+        return copy.deepcopy(model)
 
 
 def evaluated(model: Model) -> Model:

@@ -8,24 +8,31 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.backends import cuda
 
-from curvescope._state.guards import certainly
+from curvescope._state.undo import PutBack, undone
 
 
-class _Shared:
-    """A setting that several threads may hold at once, entered once for all of them."""
+class Shared:
+    """A setting that several threads may hold at once, made once for all of them.
 
-    def __init__(self, setting: Callable[[], AbstractContextManager[Any]]) -> None:
-        self._setting = setting
+    Args:
+        remember: Notes what is there, and returns what puts it back.
+        change: Makes the setting.
+    """
+
+    def __init__(
+        self, remember: Callable[[], PutBack], change: Callable[[], None] = lambda: None
+    ) -> None:
+        self._remember, self._change = remember, change
         self._lock = threading.Lock()
         self._holders: set[object] = set()
-        self._entered = ExitStack()
+        self._put_back: PutBack | None = None
 
     @property
     def on(self) -> bool:
@@ -36,23 +43,48 @@ class _Shared:
     def __call__(self) -> Iterator[None]:
         """Hold the setting."""
         token = object()
-        try:
+        with undone(lambda: self._leave(token)):
             with self._lock:
-                if not self._holders:
-                    self._entered.enter_context(self._setting())
+                if self._put_back is None:
+                    self._put_back = self._remember()  # first: the change may be interrupted
+                    self._change()
                 self._holders.add(token)
             yield
-        finally:
-            certainly(lambda: self._leave(token))
 
     def _leave(self, token: object) -> None:
         with self._lock:
             self._holders.discard(token)
-            if not self._holders:
-                self._entered.close()
+            if not self._holders and self._put_back is not None:
+                self._put_back()
+                self._put_back = None
 
 
-_unfused = _Shared(lambda: sdpa_kernel(SDPBackend.MATH))
+# Gradients and attention ------------------------------------------------------------------------
+
+_SDPA: dict[str, tuple[Callable[[], bool], Callable[[bool], None]]] = {
+    "flash": (cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
+    "memory-efficient": (cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp),
+    "cuDNN": (cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
+    "math": (cuda.math_sdp_enabled, cuda.enable_math_sdp),
+}
+
+
+def _kernels() -> PutBack:
+    before = {name: enabled() for name, (enabled, _) in _SDPA.items()}
+
+    def put_back() -> None:
+        for name, (_, enable) in _SDPA.items():
+            enable(before[name])
+
+    return put_back
+
+
+def _only_math() -> None:
+    for name, (_, enable) in _SDPA.items():
+        enable(name == "math")
+
+
+_unfused = Shared(_kernels, _only_math)
 
 
 @contextmanager
@@ -63,23 +95,33 @@ def differentiable() -> Iterator[None]:
     ...     torch.is_grad_enabled(), torch.backends.cuda.flash_sdp_enabled()
     (True, False)
     """
-    with torch.enable_grad(), _unfused():
+    with _gradients(enabled=True), _unfused():
+        yield
+
+
+@contextmanager
+def without_gradients() -> Iterator[None]:
+    """``torch.no_grad()``, taken back for certain."""
+    with _gradients(enabled=False):
+        yield
+
+
+@contextmanager
+def _gradients(*, enabled: bool) -> Iterator[None]:
+    before = torch.is_grad_enabled()
+    with undone(lambda: torch._C._set_grad_enabled(before)):
+        torch._C._set_grad_enabled(enabled)
         yield
 
 
 # Kernels ----------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _benchmark() -> Iterator[None]:
-    torch.backends.cudnn.benchmark = True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = False
+def _benchmark(*, on: bool) -> None:
+    torch.backends.cudnn.benchmark = on
 
 
-_tuned = _Shared(_benchmark)
+_tuned = Shared(lambda: partial(_benchmark, on=False), partial(_benchmark, on=True))
 
 
 @contextmanager
@@ -129,11 +171,9 @@ class _Precision:
         outer = self._wishes.get(thread, [])
         above = outer[-1] if outer else _Wish()
         own = _Wish(matmul or above.matmul, conv or above.conv)
-        try:
+        with undone(lambda: self._change(thread, outer)):
             self._change(thread, [*outer, own])
             yield
-        finally:
-            certainly(lambda: self._change(thread, outer))
 
     def _change(self, thread: int, wishes: list[_Wish]) -> None:
         with self._lock:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from curvescope import io
-from curvescope._state import evaluated
+from curvescope._state import copied, evaluated
 from curvescope.catalogue.entry import Settings
 from curvescope.data import Dataset
 from curvescope.identity import digest, file_digest
@@ -31,7 +30,7 @@ class Subject:
 
     def at_start(self) -> nn.Module:
         """A copy of the network with its initial weights."""
-        model = copy.deepcopy(self.model)
+        model = copied(self.model)
         model.load_state_dict(self.initial)
         return model
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from curvescope._checks import ModelError
-from curvescope._state import evaluated, strict_precision
+from curvescope._state import copied, evaluated, strict_precision
 from curvescope.certificates.bases import Bases, Eigenbases
 from curvescope.certificates.blocks import Block, Layout
 from curvescope.problem.problem import Problem
@@ -44,7 +43,7 @@ class CurvatureBases:
     def __init__(
         self, model: nn.Module, layout: Layout, data: tuple[Tensor, Tensor], *, closed: bool = False
     ) -> None:
-        self._model = evaluated(copy.deepcopy(model))
+        self._model = evaluated(copied(model))
         self._layout, self._closed = layout, closed
         self.decompose = Eigenbases(layout)
         every = -(-len(data[0]) // SAMPLES)  # spread over the data, whose order may mean something

@@ -14,7 +14,6 @@ convolution, whose positions share their weights, has shared noise.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from curvescope._checks import ModelError
-from curvescope._state import evaluated
+from curvescope._state import copied, evaluated
 from curvescope.certificates.bases import Bases, Pair
 from curvescope.certificates.blocks import Block, Layout
 from curvescope.problem.calling import call_with
@@ -99,7 +98,7 @@ class StochasticNetwork:
         self, model: nn.Module, layout: Layout, example: Tensor, *, local: bool = True
     ) -> None:
         self.layout = layout
-        self._copy = evaluated(copy.deepcopy(model)).requires_grad_(False)
+        self._copy = evaluated(copied(model)).requires_grad_(False)
         state = {name: p.detach() for name, p in model.named_parameters()}
         with torch.no_grad():
             reference = self._copy(example[:4])

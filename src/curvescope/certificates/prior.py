@@ -6,7 +6,6 @@ checked is checked here; the rest is the caller's word, and the certificate says
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from curvescope import io
 from curvescope._checks import CurvescopeError
-from curvescope._state import evaluated
+from curvescope._state import copied, evaluated
 from curvescope.certificates.blocks import Layout
 from curvescope.certificates.examples import as_examples, overlap, split
 
@@ -161,7 +160,7 @@ def _train_prior(
 ) -> nn.Module:
     """The network trained by Adam on the prior's part of the data."""
     generator = torch.Generator().manual_seed(seed + 1)  # the seed itself has cut the data
-    start = evaluated(copy.deepcopy(model))
+    start = evaluated(copied(model))
     with torch.no_grad():
         for name, value in initial.items():
             start.get_parameter(name).copy_(value)

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from curvescope._state import watching
 from curvescope.linearisation.memory import held
 from curvescope.linearisation.outputs import Mix
 from curvescope.linearisation.recorder import Recorder
@@ -30,9 +31,13 @@ Columns = dict[str, Tensor]  # name -> [k, *shape]
 
 
 class LinearisedBatch(ABC):
-    """Products with one batch's curvature; ``weight`` is that of its loss terms."""
+    """Products with one batch's curvature; ``weight`` is that of its loss terms.
+
+    ``second_order`` says whether the part ``E`` can be applied.
+    """
 
     weight: float
+    second_order: bool
 
     @abstractmethod
     def product(self, mix: Mix, vectors: Columns) -> Columns:
@@ -56,10 +61,11 @@ class TapeBatch(LinearisedBatch):
 
     def __init__(self, problem: Problem, batch: Batch) -> None:
         self._index = batch.index
+        self._problem = problem
         self._recorder = Recorder()
         self._variables = problem.variables()
         self._params = {name: self._recorder.add(p) for name, p in self._variables.items()}
-        with problem.evaluation(), self._recorder:
+        with problem.evaluation(), watching(self._recorder):
             self._z = problem.output(self._variables, batch)
         output = self._recorder.slot(self._z)
         if output is None:
@@ -89,10 +95,12 @@ class TapeBatch(LinearisedBatch):
     def record_backward(self, u: Tensor | None = None, *, second_order: bool = True) -> Columns:
         """Record ``Jᵀ u`` (default: the loss gradient) and return it; the graph is freed."""
         u = self._loss.gradient() if u is None else u
+        self.second_order = second_order
         recorder = self._recorder
         recorder.begin_backward(second_order=second_order)
         self._cotangent = recorder.add(u)
-        with recorder:
+        # A checkpoint runs its forward pass again, and must find the model in the same mode.
+        with self._problem.evaluation(), watching(recorder):
             gradients = self._pull(u)
         for name, g in gradients.items():
             slot = recorder.slot(g)
@@ -111,7 +119,8 @@ class TapeBatch(LinearisedBatch):
 
     def pull_back(self, u: Tensor) -> Columns:
         """``Jᵀ u`` without recording, for a batch that is used once; the graph is freed."""
-        gradients = self._pull(u)
+        with self._problem.evaluation():
+            gradients = self._pull(u)
         self._release()
         return gradients
 
@@ -121,7 +130,7 @@ class TapeBatch(LinearisedBatch):
 
     def _release(self) -> None:
         self._recorder.forget()
-        del self._z, self._recorder
+        del self._z, self._recorder, self._problem
         self._variables = {}
 
     # Products -----------------------------------------------------------------------------------
@@ -224,6 +233,8 @@ def _lifted(t: Tensor, vectors: Columns) -> Tensor:
 
 class GraphBatch(LinearisedBatch):
     """A batch as autograd graphs: ``g(w, u) = J(w)ᵀ u``, differentiated by ``u`` and by ``w``."""
+
+    second_order = True
 
     def __init__(self, problem: Problem, batch: Batch) -> None:
         self._index = batch.index

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import torch
@@ -15,8 +16,15 @@ class CapturedProduct:
     holds the memory of one product.
     """
 
+    _capturing = threading.Lock()  # one capture at a time on a device
+
     def __init__(self, apply: Callable[[Tensor], Tensor], rows: Tensor) -> None:
+        self._replaying = threading.Lock()  # input and output have one place each
         self._input = rows.clone()
+        with self._capturing:
+            self._capture(apply, rows)
+
+    def _capture(self, apply: Callable[[Tensor], Tensor], rows: Tensor) -> None:
         stream = torch.cuda.Stream(rows.device)
         stream.wait_stream(torch.cuda.current_stream(rows.device))
         with torch.cuda.stream(stream):  # kernels are chosen and loaded before the capture
@@ -29,6 +37,7 @@ class CapturedProduct:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """The product with new columns."""
-        self._input.copy_(rows)
-        self._graph.replay()
-        return self._output.clone()
+        with self._replaying:
+            self._input.copy_(rows)
+            self._graph.replay()
+            return self._output.clone()

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from torch import nn
 
 from curvescope._checks import CurvescopeError, Inapplicable
+from curvescope._state import exclusive
 from curvescope.linearisation.patches import KINDS, supported
 from curvescope.problem.problem import Problem
 
@@ -34,8 +35,9 @@ def linear_layers(problem: Problem, layers: str | Iterable[str] | None = None) -
     if not names:
         msg = "layers: the model has no linear or convolution layer among its variables"
         raise CurvescopeError(msg)
-    for name in names:
-        _check_layer(problem, modules, name)
+    with exclusive(problem.model):
+        for name in names:
+            _check_layer(problem, modules, name)
     return tuple(dict.fromkeys(names))
 
 

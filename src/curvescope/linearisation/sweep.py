@@ -9,8 +9,10 @@ memory, and a product costs only the application.
 from __future__ import annotations
 
 import logging
+import threading
 import weakref
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +32,8 @@ from curvescope.problem.params import ParamSpace
 from curvescope.problem.problem import Problem
 
 log = logging.getLogger("curvescope")
+
+Kept = tuple[LinearisedBatch, ...]
 
 SHARE = 0.5  # of the free memory that kept batches, or the columns of one product, may take
 COLUMNS_BYTES = 36 << 20  # on the CPU, tangents that leave the last cache cost more than they save
@@ -87,8 +91,8 @@ class Sweep:
     def __init__(self, problem: Problem) -> None:
         self._problem = weakref.ref(problem)  # weakly, so that both go at once, without a cycle
         self._graphs: dict[object, CapturedProduct] = {}
-        self._kept: list[LinearisedBatch] = []
-        self._kept_second_order = False
+        self._kept: Kept = ()  # replaced as a whole: threads share it
+        self._keeping = threading.Lock()  # held by the thread that fills what is kept
         self._products = 0
         self._engine = "tape"
         self._said = False
@@ -142,7 +146,8 @@ class Sweep:
 
     def _bytes(self, batch: LinearisedBatch) -> int:
         own = {p.untyped_storage().data_ptr() for p in self.problem.model.parameters()}
-        tensors = batch.residuals()
+        with self._rerun(batch):
+            tensors = batch.residuals()
         return memory.size(t for t in tensors if t.untyped_storage().data_ptr() not in own)
 
     # Products -----------------------------------------------------------------------------------
@@ -204,43 +209,56 @@ class Sweep:
         second_order = mix.residual != 0.0
         if how.keep is False:
             return self._stream(mix, space, rows, how.columns)
-        if not self._has(second_order):
-            if not self._keep_all(how.keep, second_order):
-                return self._stream(mix, space, rows, how.columns)
+        kept = self._suitable(second_order) or self._keep_all(how.keep, second_order)
+        if not kept:
+            return self._stream(mix, space, rows, how.columns)
         if how.cuda_graph:
-            return self._replayed(mix, space, rows, how)
+            return self._replayed(kept, mix, space, rows, how)
         with tuned_kernels(self.problem.device):
-            return self._apply_kept(mix, space, rows, how.columns)
+            return self._apply_kept(kept, mix, space, rows, how.columns)
 
     def _apply_kept(
-        self, mix: Mix, space: ParamSpace, rows: Tensor, columns: int | None
+        self, kept: Kept, mix: Mix, space: ParamSpace, rows: Tensor, columns: int | None
     ) -> tuple[Tensor, float]:
         total = torch.empty_like(rows)
-        for i, batch in enumerate(self._kept):
+        for i, batch in enumerate(kept):
             self._accumulate(batch, mix, space, rows, total, columns, write=i == 0)
-        return total, sum(batch.weight for batch in self._kept)
+        return total, sum(batch.weight for batch in kept)
 
     def _replayed(
-        self, mix: Mix, space: ParamSpace, rows: Tensor, how: Options
+        self, kept: Kept, mix: Mix, space: ParamSpace, rows: Tensor, how: Options
     ) -> tuple[Tensor, float]:
         key = (mix, space.names, rows.shape[0], how.columns)
-        if key not in self._graphs:
-            columns = how.columns or self._chunk(self._kept[0], mix, space)
+        graph = self._graphs.get(key)
+        if graph is None:
+            columns = how.columns or self._chunk(kept[0], mix, space)
 
             def apply(rows: Tensor) -> Tensor:
                 with tuned_kernels(self.problem.device):
-                    return self._apply_kept(mix, space, rows, columns)[0]
+                    return self._apply_kept(kept, mix, space, rows, columns)[0]
 
-            self._graphs[key] = CapturedProduct(apply, rows)
-        return self._graphs[key](rows), sum(batch.weight for batch in self._kept)
+            graph = self._graphs[key] = CapturedProduct(apply, rows)
+        return graph(rows), sum(batch.weight for batch in kept)
 
-    def _has(self, second_order: bool) -> bool:
-        return bool(self._kept) and (self._kept_second_order or not second_order)
+    def _suitable(self, second_order: bool) -> Kept:
+        """The kept batches, if there are any that serve this product."""
+        kept = self._kept
+        return kept if not second_order or all(batch.second_order for batch in kept) else ()
 
-    def _keep_all(self, keep: str | bool, second_order: bool) -> bool:
-        """Keep all batches linearised if that is wanted and they fit."""
-        if keep == "auto" and self._products == 0:
-            return False
+    def _keep_all(self, keep: str | bool, second_order: bool) -> Kept:
+        """All batches linearised if that is wanted and they fit, none otherwise.
+
+        One thread at a time does it. The others do not wait for it, since reading the data may
+        need a lock that somebody holds who waits for them: they stream.
+        """
+        if (keep == "auto" and self._products == 0) or not self._keeping.acquire(blocking=False):
+            return ()
+        try:
+            return self._suitable(second_order) or self._linearise_all(keep, second_order)
+        finally:
+            self._keeping.release()
+
+    def _linearise_all(self, keep: str | bool, second_order: bool) -> Kept:
         first = self._first(second_order=second_order)
         footprint = self._footprint(first)
         total = footprint.total_bytes
@@ -252,19 +270,19 @@ class Sweep:
                 )
                 raise MemoryLimitError(msg)
             log.info("streaming, the linearisation does not fit: %s", footprint)
-            return False
+            return ()
         log.info("keeping the linearisation: %s", footprint)
         self.release()
         if footprint.batches == 1:
-            self._kept = [first]
+            kept: Kept = (first,)
         else:
             del first
-            self._kept = [
+            kept = tuple(
                 self._linearise(batch, second_order=second_order)
                 for batch in self.problem.batches()
-            ]
-        self._kept_second_order = second_order
-        return True
+            )
+        self._kept = kept
+        return kept
 
     def _stream(
         self, mix: Mix, space: ParamSpace, rows: Tensor, columns: int | None
@@ -309,9 +327,13 @@ class Sweep:
         size = columns or (1 if rows.shape[0] == 1 else self._chunk(batch, mix, space))
         for start in range(0, rows.shape[0], size):
             piece = slice(start, start + size)
-            with explain_failure(self.problem, None):
+            with explain_failure(self.problem, None), self._rerun(batch):
                 result = batch.product(mix, space.columns(rows[piece]))
             _add(total[piece], space, result, write=write)
+
+    def _rerun(self, batch: LinearisedBatch) -> AbstractContextManager[None]:
+        """The model as it was, for graphs in which a checkpoint runs its forward pass again."""
+        return self.problem.evaluation() if isinstance(batch, GraphBatch) else nullcontext()
 
     def _chunk(self, batch: LinearisedBatch, mix: Mix, space: ParamSpace) -> int:
         """Columns at once: as many as pay, within the memory that is free."""
@@ -331,7 +353,7 @@ class Sweep:
 
     def release(self) -> None:
         """Forget the kept batches."""
-        self._kept = []
+        self._kept = ()
         self._graphs = {}
 
 

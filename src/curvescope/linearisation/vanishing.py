@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from curvescope._state import without_gradients
 from curvescope.linearisation.batch import TapeBatch
 from curvescope.linearisation.layers import first_samples
 from curvescope.linearisation.outputs import Mix
@@ -35,7 +36,7 @@ def _tried(problem: Problem, space: ParamSpace) -> bool:
         tape = TapeBatch(problem, first_samples(next(iter(problem.data))))
         tape.record_backward(torch.ones_like(tape.output), second_order=True)
         weights = {name: p[None] for name, p in problem.variables().items()}
-        with torch.no_grad():
+        with without_gradients():
             for layer in space.layers:
                 own = [name for name in space.resolve(layer) if name in space.names]
                 if tape.product(Mix(1.0, ()), {name: weights[name].detach() for name in own}):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from curvescope import _checks
 from curvescope._random import gaussian
+from curvescope._state import without_gradients
 from curvescope.identity import digest
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ class LinearOperator(ABC):
 
             return Product(self, x)
         x = _checks.columns(f"{self} @ x", x, self.shape[1], self.dtype, self.device)
-        with torch.no_grad():
+        with without_gradients():
             y = self._matmat(x.detach() if x.ndim == 2 else x.detach()[:, None])
         return y if x.ndim == 2 else y[:, 0]
 
@@ -157,7 +158,7 @@ class LinearOperator(ABC):
         tensor([3., 9.], dtype=torch.float64)
         """
         X = _checks.columns(f"{self}.quadratic(X)", X, self.shape[1], self.dtype, self.device)
-        with torch.no_grad():
+        with without_gradients():
             return self._quadratic(X.detach())
 
     def _quadratic(self, X: Tensor) -> Tensor:
@@ -179,7 +180,7 @@ class LinearOperator(ABC):
     def dense(self) -> Tensor:
         """The whole matrix, from ``n`` products; memory ``m·n`` numbers."""
         identity = torch.eye(self.shape[1], dtype=self.dtype, device=self.device)
-        with torch.no_grad():
+        with without_gradients():
             return self._matmat(identity)
 
     def to_scipy(self) -> scipy.sparse.linalg.LinearOperator:
@@ -189,7 +190,7 @@ class LinearOperator(ABC):
         def product(apply: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
             def call(x: Any) -> Any:
                 tensor = torch.as_tensor(x).to(self.device, self.dtype)
-                with torch.no_grad():
+                with without_gradients():
                     y = apply(tensor if tensor.ndim == 2 else tensor[:, None])
                 return (y if tensor.ndim == 2 else y[:, 0]).cpu().numpy()
 

@@ -9,6 +9,7 @@ to propagate. That is read off the recorded operations, not the names of modules
 from __future__ import annotations
 
 import logging
+import threading
 import weakref
 from collections.abc import Iterator
 
@@ -54,6 +55,7 @@ class LayerSweep:
         self._columns: dict[str, int] = {}
         self._kept: dict[tuple[str, OutputMatrix], tuple[list[Factors], int]] = {}
         self._graphs: dict[object, CapturedProduct] = {}
+        self._keeping = threading.Lock()  # held by the thread that records what is kept
 
     @property
     def problem(self) -> Problem:
@@ -83,16 +85,16 @@ class LayerSweep:
 
     def _product(self, part: Part, mix: Mix, X: Tensor, how: Options, *, keep: bool) -> Tensor:
         rows = X.T.contiguous()
-        if not keep:
+        if not keep or not self._record(part.layer, mix, how):
             return self._stream(part, mix, rows, how.columns).T
-        self._record(part.layer, mix, how)
         if not how.cuda_graph:
             return self._apply(part, mix, rows, how.columns).T
         key = (part, mix, rows.shape[0], how.columns)
-        if key not in self._graphs:
+        graph = self._graphs.get(key)
+        if graph is None:
             apply = lambda rows: self._apply(part, mix, rows, how.columns)  # noqa: E731
-            self._graphs[key] = CapturedProduct(apply, rows)
-        return self._graphs[key](rows).T
+            graph = self._graphs[key] = CapturedProduct(apply, rows)
+        return graph(rows).T
 
     def _apply(self, part: Part, mix: Mix, rows: Tensor, columns: int | None) -> Tensor:
         total = torch.zeros_like(rows)
@@ -122,7 +124,8 @@ class LayerSweep:
             return None
         self.problem.check_unchanged()
         try:
-            self._record(part.layer, mix, how)
+            if not self._record(part.layer, mix, how):
+                return None
         except UnsupportedLayer:
             self._sizes[part.layer, matrix] = None
             return None
@@ -131,10 +134,25 @@ class LayerSweep:
 
     # Recording -----------------------------------------------------------------------------------
 
-    def _record(self, layer: str, mix: Mix, how: Options) -> None:
-        missing = [m for m, _ in mix.outputs if (layer, m) not in self._kept]
-        if not missing:
-            return
+    def _record(self, layer: str, mix: Mix, how: Options) -> bool:
+        """Keep the factors; False while another thread does, for which this one does not wait.
+
+        Reading the data may need a lock that somebody holds who waits for us.
+        """
+        if not self._missing(layer, mix):
+            return True
+        if not self._keeping.acquire(blocking=False):
+            return False
+        try:
+            self._record_missing(layer, mix, how)
+        finally:
+            self._keeping.release()
+        return True
+
+    def _missing(self, layer: str, mix: Mix) -> list[OutputMatrix]:
+        return [m for m, _ in mix.outputs if (layer, m) not in self._kept]
+
+    def _record_missing(self, layer: str, mix: Mix, how: Options) -> None:
         footprint = self.footprint(layer, mix)
         if how.keep is True and not self._fits(layer, mix):
             msg = (
@@ -143,7 +161,7 @@ class LayerSweep:
             )
             raise CurvescopeError(msg)
         log.info("keeping the factors of layer %r: %s", layer, footprint)
-        for matrix in missing:
+        for matrix in self._missing(layer, mix):
             pieces, counts = zip(*self._walk(layer, matrix, mix), strict=True)
             self._kept[layer, matrix] = (merged(pieces), sum(counts))
 
@@ -180,7 +198,7 @@ class LayerSweep:
         if mix.residual and not self._vanishing.get(part.layer):
             few = first_samples(next(iter(self.problem.data)))
             self._vanishes(part.layer, capture(self.problem, few, [part.layer]), few)
-        return not mix.residual or all(self._vanishing[part.layer].values())
+        return not mix.residual or all(list(self._vanishing[part.layer].values()))
 
     def _size(self, layer: str, matrix: OutputMatrix) -> Sizes | None:
         """The shape of the record, tried out on a few samples; None if there can be none."""

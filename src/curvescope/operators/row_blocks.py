@@ -43,18 +43,21 @@ class RowBlocks:
         self.problem, self.space = problem, space
         self._directions = directions
 
-    @cached_property
+    @property
     def batches(self) -> list[Batch]:
-        """The data, read once."""
-        self.problem.check_unchanged()
-        return list(self.problem.batches())
+        """The data, read once: of two threads that read it the first decides the order."""
+        held: list[Batch] | None = self.__dict__.get("_batches")
+        if held is None:
+            self.problem.check_unchanged()
+            held = self.__dict__.setdefault("_batches", list(self.problem.batches()))
+        return held
 
     @cached_property
     def counts(self) -> tuple[int, float]:
         """Rows, and the weight of all terms of the loss; one forward pass over the data."""
         rows, weight = 0, 0.0
         # Before anything is known to fit, the data is not held: it may be large.
-        for batch in self.__dict__.get("batches") or self.problem.batches():
+        for batch in self.__dict__.get("_batches") or self.problem.batches():
             z = self._output(self.problem.variables(), batch).detach()
             u = self._pull(z, batch.target)
             rows += u.shape[0] * u.shape[1]
@@ -67,7 +70,7 @@ class RowBlocks:
     def restrict(self, space: ParamSpace) -> RowBlocks:
         """The same rows over fewer parameters."""
         other = RowBlocks(self.problem, self._directions, space)
-        other.__dict__.update(batches=self.batches, counts=self.counts)
+        other.__dict__.update(_batches=self.batches, counts=self.counts)
         return other
 
     # Rows of some samples -----------------------------------------------------------------------

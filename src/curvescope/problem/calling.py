@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from curvescope import _state
 from curvescope.problem.batches import Batch
 
 
@@ -47,14 +48,24 @@ def call_with(
     """
     names: dict[int, str] = {}
     everywhere: dict[str, Tensor] = {}
-    for prefix, module in model.named_modules():  # a module that is there twice comes once
-        for attribute, tensor in (*module._parameters.items(), *module._buffers.items()):
-            if tensor is None:
-                continue
-            place = f"{prefix}.{attribute}" if prefix else attribute
-            name = names.setdefault(id(tensor), place)
-            if name in state:
-                everywhere[place] = state[name]
-    return torch.func.functional_call(
-        model, everywhere, args, dict(kwargs or {}), tie_weights=False
-    )
+    own: list[tuple[dict[str, Any], str, Tensor]] = []
+    with _state.exclusive(model):
+        for prefix, module in model.named_modules():  # a module that is there twice comes once
+            for tensors in (module._parameters, module._buffers):
+                for attribute, tensor in tensors.items():
+                    if tensor is None:
+                        continue
+                    place = f"{prefix}.{attribute}" if prefix else attribute
+                    name = names.setdefault(id(tensor), place)
+                    if name in state:
+                        everywhere[place] = state[name]
+                        own.append((tensors, attribute, tensor))
+
+        def put_back() -> None:
+            for tensors, attribute, tensor in own:
+                tensors[attribute] = tensor
+
+        with _state.undone(put_back):  # torch does so itself, unless a ctrl-C comes meanwhile
+            return torch.func.functional_call(
+                model, everywhere, args, dict(kwargs or {}), tie_weights=False
+            )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -89,8 +89,11 @@ class Problem:
             raise CurvescopeError(msg)
         self._loss = None if loss == MODEL else as_loss(loss)
         self.mode = _checks.one_of("Problem", "mode", mode, ("eval", "train"))
-        self.params = ParamSpace.of(model, params)
-        self.device, self.dtype = _device_and_dtype(model, self.params)
+        with _state.exclusive(model):
+            self.params = ParamSpace.of(model, params)
+            self.device, self.dtype = _device_and_dtype(model, self.params)
+            _check_weights(model)
+            self._snapshot = Snapshot(_numbers(model))
         if batch_size is not None:
             _checks.positive_int("Problem", "batch_size", batch_size)
             if mode == "train":
@@ -103,8 +106,6 @@ class Problem:
         if self._named is None:
             for target in self.data.targets:
                 self.loss.check_target(target)
-        _check_weights(model)
-        self._snapshot = Snapshot(_numbers(model))
         self._checked = False  # whether one full pass has looked at targets and outputs
         self._digests: dict[str, Any] = {}  # of the model and the data, once they were needed
         self.cache: dict[str, Any] = {}  # what others compute for this problem, gone with it
@@ -194,21 +195,19 @@ class Problem:
     def evaluation(self) -> Iterator[None]:
         """The model as this problem sees it: mode set, attention differentiable; restored after."""
         mode: _state.Mode = "norms train" if self.mode == "train" else "eval"
-        with ExitStack() as stack:
-            stack.enter_context(_state.held(self.model, mode))
-            stack.enter_context(_state.differentiable())
-            if not self._checked:
-                stack.enter_context(_AttentionNotice())
+        notice = nullcontext() if self._checked else _state.watching(_AttentionNotice())
+        with _state.held(self.model, mode), _state.differentiable(), notice:
             yield
 
     def variables(self) -> dict[str, Tensor]:
         """Fresh leaves that share the memory of the chosen parameters."""
         chosen = self.params.shapes
-        return {
-            name: p.detach().requires_grad_()
-            for name, p in self.model.named_parameters()
-            if name in chosen
-        }
+        with _state.exclusive(self.model):
+            return {
+                name: p.detach().requires_grad_()
+                for name, p in self.model.named_parameters()
+                if name in chosen
+            }
 
     def output(self, variables: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """``f(x; w)`` as a tensor, with everything but ``variables`` held constant."""

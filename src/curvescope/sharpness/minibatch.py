@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from curvescope import _checks
 from curvescope._checks import CurvescopeError
-from curvescope._state import differentiable
+from curvescope._state import differentiable, watching
 from curvescope.problem.losses import Loss, as_loss
 from curvescope.sharpness.tracing.capture import Capture
 from curvescope.sharpness.tracing.forward import batch_norms_train, quiet
@@ -81,13 +81,12 @@ def minibatch_metric(
     where = "minibatch_metric(model, X, y)"
     probes = _checks.positive_int(where, "probes", probes)
     stream = Signs(_checks.generator(where, generator))
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    if not parameters:
-        msg = f"{where}: no parameter of the model requires grad"
-        raise CurvescopeError(msg)
-    capture = Capture(parameters, second_order=False)
     with differentiable(), quiet(model) as call:
-        with capture:
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        if not parameters:
+            msg = f"{where}: no parameter of the model requires grad"
+            raise CurvescopeError(msg)
+        with watching(Capture(parameters, second_order=False)) as capture:
             z = call(X)
         capture.interacting = batch_norms_train(model) or not samples_apart(
             model, X, passed(capture, z)

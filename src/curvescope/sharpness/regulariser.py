@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from curvescope import _checks
 from curvescope._checks import CurvescopeError
-from curvescope._state import differentiable
+from curvescope._state import differentiable, exclusive, watching
 from curvescope.problem.losses import Loss, OutputRoot, as_loss
 from curvescope.sharpness.tracing.capture import Capture
 from curvescope.sharpness.tracing.forward import batch_norms_train, quiet, run, take
@@ -169,14 +169,14 @@ class TraceRegulariser:
     # One batch -----------------------------------------------------------------------------------
 
     def _both(self, model: nn.Module, call: Callable[[Any], Tensor], X: Any, y: Any) -> Objective:
-        parameters = [p for p in model.parameters() if p.requires_grad]
-        if not parameters:
-            msg = "TraceRegulariser: no parameter of the model requires grad"
-            raise CurvescopeError(msg)
         # The fused kernels of attention have no second derivative.
-        with differentiable():
+        with exclusive(model), differentiable():
+            parameters = [p for p in model.parameters() if p.requires_grad]
+            if not parameters:
+                msg = "TraceRegulariser: no parameter of the model requires grad"
+                raise CurvescopeError(msg)
             if not self._needs_hessian(model, X):
-                with Capture(parameters, second_order=True) as capture:
+                with watching(Capture(parameters, second_order=True)) as capture:
                     z = call(X)
                 if self.kind == "ggn" or not (capture.curved or capture.shared):
                     capture.interacting = not self._apart(model, X)
@@ -184,7 +184,7 @@ class TraceRegulariser:
                     trace = self._pulled_back(capture, root, z)
                     return Objective(root.value, self.weight * trace, z)
                 self._curved[model] = True  # from now on at once
-            with Capture(parameters, second_order=False):
+            with watching(Capture(parameters, second_order=False)):
                 z = call(X)
             value = self._loss.mean(z, y)
             return Objective(value, self.weight * self._quadratic_form(value, parameters), z)
@@ -208,9 +208,10 @@ class TraceRegulariser:
         if not self._loss.closed_form or batch_norms_train(model):
             return True
         if model not in self._curved:
-            with quiet(model) as call, Capture(model.parameters(), second_order=False) as capture:
+            trial = Capture(model.parameters(), second_order=False)
+            with quiet(model) as call, watching(trial):
                 call(X)
-            self._curved[model] = capture.curved is not None or capture.shared
+            self._curved[model] = trial.curved is not None or trial.shared
         return self._curved[model]
 
     def _pulled_back(self, capture: Capture, root: OutputRoot, z: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ layer and by ``α²`` in the second.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 
 from curvescope import _checks
 from curvescope._checks import CurvescopeError
+from curvescope._state import copied
 from curvescope.operators.base import LinearOperator
 from curvescope.problem import ParamSpace, Problem
 from curvescope.sharpness.scores import on_other_data
@@ -87,7 +87,7 @@ def rescale(problem: Problem, first: str, second: str, alpha: float) -> Rescaled
     if alpha <= 0:
         msg = f"{where}: alpha must be positive, got {alpha:g}"
         raise CurvescopeError(msg)
-    model = copy.deepcopy(problem.model)
+    model = copied(problem.model)
     for name in (first, second):
         _check_layer(where, model, name)
     with torch.no_grad():

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import Tensor, nn
 
-from curvescope._state import evaluated, held
+from curvescope._state import copied, evaluated, held
 from curvescope.catalogue.dissecting_hessian import families, panels
 from curvescope.catalogue.dissecting_hessian.families import (
     CIFAR_BN,
@@ -72,7 +70,7 @@ def _moved(settings: Settings, networks: Group) -> list[AutocorrelationStructure
 @torch.no_grad()
 def after_pooling(model: nn.Module, X: Tensor) -> nn.Module:
     """The same weights with the batch norms after the pooling, and what they see of ``X`` there."""
-    moved = evaluated(norms_after_pooling(copy.deepcopy(model)))  # all of it: the root is new
+    moved = evaluated(norms_after_pooling(copied(model)))  # all of it: the root is new
     for module in moved.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.reset_running_stats()

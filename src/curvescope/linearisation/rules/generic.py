@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from curvescope._state import forward_mode
 from curvescope.linearisation.rules.step import (
     RULES,
     Call,
@@ -46,9 +47,10 @@ def generic(call: Call) -> LinearStep:
             return tuple(out[i] for i in real)
 
         try:
-            _, changes = torch.func.jvp(  # type: ignore[misc]
-                f, tuple(primals[i] for i in varied), tuple(tangents[i] for i in varied)
-            )
+            with forward_mode():
+                _, changes = torch.func.jvp(  # type: ignore[misc]
+                    f, tuple(primals[i] for i in varied), tuple(tangents[i] for i in varied)
+                )
         except NotImplementedError as error:
             msg = f"{op} has no forward derivative"
             raise Untraceable(msg) from error

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from curvescope._state import uninterrupted
+
 Outputs = Tensor | None | tuple[Tensor | None, ...]
 
 
@@ -126,7 +128,8 @@ def by_vmap(single: Callable[..., Outputs]) -> Callable[..., Outputs]:
 
         some = [t for t in tangents if t is not None]
         try:
-            results: list[Tensor | None] = list(torch.vmap(mapped)(*some))
+            with uninterrupted():
+                results: list[Tensor | None] = list(torch.vmap(mapped)(*some))
         except RuntimeError:  # an operation that vmap does not know: column by column
             columns = [mapped(*column) for column in zip(*some, strict=True)]
             results = [torch.stack(parts) for parts in zip(*columns, strict=True)]

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 from curvescope._checks import ModelError
-from curvescope._state import held
+from curvescope._state import exclusive, held
 from curvescope.problem.calling import call_with
 from curvescope.sharpness.tracing.signs import Signs
 
@@ -53,10 +53,11 @@ def batch_norms_train(model: nn.Module) -> bool:
     >>> batch_norms_train(model.train()), batch_norms_train(model.eval())
     (True, False)
     """
-    return any(
-        isinstance(m, _BatchNorm) and (m.training or m.running_mean is None)
-        for m in model.modules()
-    )
+    with exclusive(model):
+        return any(
+            isinstance(m, _BatchNorm) and (m.training or m.running_mean is None)
+            for m in model.modules()
+        )
 
 
 def take(X: Any, y: Any, samples: int, stream: Signs) -> tuple[Any, Any]:

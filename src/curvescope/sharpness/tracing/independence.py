@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from curvescope._state import watching
 from curvescope.sharpness.tracing.capture import Capture
 from curvescope.sharpness.tracing.forward import quiet
 
@@ -48,7 +49,7 @@ def passed(capture: Capture, z: Tensor) -> list[Tensor]:
 
 def _quiet_pass(model: nn.Module, X: Any) -> list[Tensor]:
     capture = Capture(model.parameters(), second_order=False)
-    with torch.enable_grad(), quiet(model) as call, capture:
+    with torch.enable_grad(), quiet(model) as call, watching(capture):
         z = call(X)
     return passed(capture, z)
 
