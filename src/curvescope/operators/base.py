@@ -106,7 +106,7 @@ class LinearOperator(ABC):
         if parts is None:
             fixed = torch.Generator().manual_seed(0)
             x = gaussian((self.shape[1], 1), fixed, self.dtype, self.device)
-            with torch.no_grad():
+            with without_gradients():
                 parts = ("product", self._matmat(x))
         return digest(*parts)
 
