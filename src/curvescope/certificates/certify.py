@@ -78,6 +78,7 @@ def certify(
             model's buffers (batch-norm statistics) or frozen weights were fitted. Also if model and
             data do not fit together, or the checkpoint belongs to another request.
 
+    >>> from curvescope.certificates import posterior_method
     >>> X = torch.randn(400, 2, generator=torch.Generator().manual_seed(0))
     >>> model = nn.Linear(2, 1)
     >>> initial = {"weight": torch.zeros(1, 2), "bias": torch.zeros(1)}

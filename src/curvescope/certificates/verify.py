@@ -267,7 +267,7 @@ def told_apart(bound: float, count: int) -> float:
     with an error e above t they miss it with probability ``exp(−m kl(t‖e))`` at most.
 
     >>> round(told_apart(0.1, 100_000), 4)
-    0.1077
+    0.108
     """
     convicted = -math.log(_SUSPICION) / count
     low, high = bound, 1.0
