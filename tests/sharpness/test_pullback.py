@@ -15,8 +15,8 @@ from curvescope.sharpness.tracing.batch_norm import batch_norm
 from curvescope.sharpness.tracing.capture import Capture
 from curvescope.sharpness.tracing.convolution import Settings
 from curvescope.sharpness.tracing.correlation import _folded, _tap_by_tap, correlate
-from curvescope.sharpness.tracing.forward import quiet
-from curvescope.sharpness.tracing.independence import samples_apart
+from curvescope.sharpness.tracing.forward import quiet, samples_of
+from curvescope.sharpness.tracing.independence import rows_per_sample
 from curvescope.sharpness.tracing.pullback import Folding, squared_gradients
 from curvescope.sharpness.tracing.relu import relu
 from curvescope.sharpness.tracing.signs import Signs
@@ -49,7 +49,7 @@ def exact_trace(model: nn.Module, X: object, y: Tensor, loss: object) -> tuple[T
     attention = sdpa_kernel(SDPBackend.MATH)
     with attention, quiet(model) as call, Capture(parameters, second_order=True) as capture:
         z = call(X)
-    capture.interacting |= not samples_apart(model, X)
+    capture.separate(samples_of(X), rows_per_sample(model, X))
     root = as_loss(loss).probe(z, y)
     fold = Folding(Signs(torch.Generator()), whole=True)
     total = torch.zeros((), dtype=z.dtype)
@@ -236,9 +236,12 @@ def test_samples_that_see_each_other_are_found_out() -> None:
             return self.head(self.fc(x.transpose(0, 1)).mean(0))
 
     X = torch.randn(4, 4, 2, generator=torch.Generator().manual_seed(0))
-    assert samples_apart(nn.Sequential(nn.Linear(2, 2), nn.Tanh()), X[0])
-    assert samples_apart(SequenceFirst(), X[:3])  # three samples, four places
-    assert not samples_apart(SequenceFirst(), X)
-    assert not samples_apart(nn.Sequential(nn.Linear(2, 2), nn.Softmax(0)), X[0])
-    assert not samples_apart(nn.BatchNorm1d(2).train(), X[0])
-    assert samples_apart(nn.BatchNorm1d(2).eval(), X[0])
+    assert rows_per_sample(nn.Sequential(nn.Linear(2, 2), nn.Tanh()), X[0]) == (1,)
+    assert rows_per_sample(SequenceFirst(), X[:3]) == (0, 1)  # three samples, four places
+    assert rows_per_sample(SequenceFirst(), X) == (0, 1)
+    softmax = nn.Sequential(nn.Linear(2, 2), nn.Softmax(0))
+    assert rows_per_sample(softmax, X[0]) == ()
+    norm = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    assert rows_per_sample(norm.train(), X[0]) == ()
+    assert rows_per_sample(norm.eval(), X[0]) == (1,)
+    assert rows_per_sample(norm.train(), X[0]) == ()

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from curvescope import io
 from curvescope._checks import CurvescopeError, positive_int
+from curvescope._layers import LAYERS
 from curvescope.experiments.configuration import Analysis, DataNote, ModelNote, Settings
 from curvescope.experiments.known import Summary
 from curvescope.experiments.stages import (
@@ -36,7 +37,6 @@ from curvescope.operators.hessian import Hessian
 from curvescope.problem import Problem
 from curvescope.spectra.control import Progress
 
-_LAYERS = (nn.Linear, nn.Conv2d)
 _LONGEST = 120
 
 
@@ -207,7 +207,7 @@ def choose_layers(problem: Problem, layers: Sequence[str] | None) -> tuple[str, 
     able = [
         name
         for name in problem.params.layers
-        if isinstance(modules[name], _LAYERS)
+        if isinstance(modules[name], LAYERS)
         and f"{name}.weight".lstrip(".") in problem.params.shapes  # a model may be one layer itself
     ]
     if layers is None:

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from curvescope._checks import CurvescopeError, ModelError
 from curvescope.linearisation.patches import Layer, errors_of, groups, rows_of
+from curvescope.linearisation.samples import positions
 from curvescope.linearisation.selection import UnsupportedLayer, join, linear_layers
 from curvescope.problem.batches import Batch
 from curvescope.problem.problem import Problem
@@ -175,7 +176,8 @@ def _check_uses(z: Tensor, layers: Sequence[str], weights: list[Tensor]) -> froz
 def check_samples(problem: Problem, batch: Batch, layers: Sequence[str]) -> None:
     """Refuse layers whose samples see each other, tried out on a few samples, once per problem.
 
-    The output of the first sample must not depend on what the layer computes for the others.
+    The output of a sample must not depend on what the layer computes for the others, see
+    :func:`curvescope.linearisation.samples.positions`.
     """
     known: set[str] = problem.cache.setdefault("independent layers", set())
     unknown = [name for name in layers if name not in known]
@@ -184,18 +186,25 @@ def check_samples(problem: Problem, batch: Batch, layers: Sequence[str]) -> None
     few = capture(problem, first_samples(batch), unknown)
     if few.samples < 2:
         return
-    u = torch.zeros_like(few.output)
-    u[0] = torch.linspace(1.0, 2.0, u[0].numel(), dtype=u.dtype).to(u.device).reshape(u[0].shape)
-    for name, e in few.pull_back(u, last=True).items():
-        layer, x = few.modules[name], few.inputs[name]
-        rows = x.numel() // x.shape[-1] if isinstance(layer, nn.Linear) else x.shape[0]
-        if rows % few.samples or bool((few.errors(name, e)[1:] != 0).any()):
+
+    def pull_back(u: Tensor) -> list[Tensor]:
+        pulled = few.pull_back(u)
+        return [_rows_first(few.modules[name], pulled[name], few.samples) for name in unknown]
+
+    for name, rows in zip(unknown, positions(pull_back, few.output, few.samples), strict=True):
+        if not rows:
             msg = (
                 f"layers: the samples of a batch see each other behind layer {name!r}, or are not "
                 "its first dimension; batch norm needs mode='eval' and running statistics"
             )
             raise UnsupportedLayer(msg)
         known.add(name)
+
+
+def _rows_first(layer: Layer, e: Tensor, samples: int) -> Tensor:
+    """A cotangent of a layer's output with rows first: a linear layer may have more dimensions."""
+    linear = isinstance(layer, nn.Linear)
+    return e.flatten(0, -2) if linear and e.shape[0] % samples else e
 
 
 def samples_given(batch: Batch) -> int | None:

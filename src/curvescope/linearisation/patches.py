@@ -11,9 +11,10 @@ from math import prod
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from curvescope._layers import LAYERS
+
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 Layer = nn.Linear | Convolution
-KINDS: tuple[type[nn.Module], ...] = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def supported(module: nn.Module) -> bool:
@@ -21,7 +22,7 @@ def supported(module: nn.Module) -> bool:
 
     A subclass counts as long as it leaves ``forward`` alone and owns a plain ``weight``.
     """
-    for kind in KINDS:
+    for kind in LAYERS:
         if isinstance(module, kind):
             own = type(module)
             same = own.forward is kind.forward and getattr(own, "_conv_forward", None) is getattr(

@@ -1,8 +1,8 @@
-"""Batches taken apart into their samples and put together anew, where samples are independent."""
+"""Do samples see each other? Batches taken apart and put together anew where they do not."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,23 +11,27 @@ from torch.utils import _pytree as pytree
 
 from curvescope._checks import CurvescopeError
 from curvescope.problem.batches import Batch
-from curvescope.problem.problem import Problem
+from curvescope.problem.problem import MISTAKES, Problem
 
 _PROBE = 16  # samples on which independence is tried out
-_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-7}
 
 
 def tensors(batch: Batch) -> list[Tensor]:
     """All tensors of the inputs and of the target."""
-    leaves = pytree.tree_leaves((batch.inputs, batch.target))
-    return [t for t in leaves if isinstance(t, Tensor)]
+    return _leaves((batch.inputs, batch.target))
+
+
+def _leaves(tree: Any) -> list[Tensor]:
+    return [t for t in pytree.tree_leaves(tree) if isinstance(t, Tensor)]
+
+
+def _take(tree: Any, which: slice | Tensor) -> Any:
+    return pytree.tree_map_only(Tensor, lambda t: t[which], tree)
 
 
 def choose(batch: Batch, which: slice | Tensor) -> Batch:
     """Some samples of a batch; the first dimension of every tensor is that of the samples."""
-    take = lambda t: t[which]  # noqa: E731
-    inputs = pytree.tree_map_only(Tensor, take, batch.inputs)
-    return Batch(inputs, pytree.tree_map_only(Tensor, take, batch.target), batch.index)
+    return Batch(_take(batch.inputs, which), _take(batch.target, which), batch.index)
 
 
 def join(batches: Sequence[Batch]) -> Batch:
@@ -42,35 +46,118 @@ def join(batches: Sequence[Batch]) -> Batch:
     return Batch(inputs, pytree.tree_map(cat, *(b.target for b in batches)), batches[0].index)
 
 
-def independent(problem: Problem, batch: Batch) -> bool:
-    """Whether samples of this problem do not see each other, tried out on one batch, once.
+# Do samples see each other? ---------------------------------------------------------------------
 
-    The output of one sample must be what the model returns for it alone. Batch norm with batch
-    statistics fails this, as does a model that looks at its whole batch.
+
+def apart(run: Callable[[Any], Tensor], batch: Any, together: Tensor | None = None) -> bool | None:
+    """Whether the output for a sample is what the model returns without the rest of its batch.
+
+    Tried out on a few samples: the last and the first of them together, in this order, and the
+    first one alone must give their parts of the output for all, up to the square root of the
+    rounding. Whatever draws on the batch fails this (batch statistics, attention over the batch,
+    a sequence in the first dimension), also where no derivative shows it. None where there is one
+    sample, which cannot tell. Cost: a pass of 16 samples, and one of three.
+
+    Args:
+        run: From a tree of tensors to the output, with one row or several consecutive rows for
+            each sample.
+        batch: A tree of tensors whose first dimension is that of the samples; if they differ in
+            it, samples cannot be taken apart.
+        together: The output for all of them, where it is known and they are few.
     """
+    lengths = {t.shape[0] if t.ndim else 0 for t in _leaves(batch)}
+    if len(lengths) != 1 or 0 in lengths:
+        return False
+    samples = lengths.pop()
+    if together is None:
+        samples = min(_PROBE, samples)
+    if samples == 1:
+        return None
+    if together is None:
+        together = run(_take(batch, slice(0, samples)))
+    together = together.detach()
+    return all(_agrees(run, batch, together, samples, which) for which in ([samples - 1, 0], [0]))
+
+
+def _agrees(
+    run: Callable[[Any], Tensor], batch: Any, together: Tensor, samples: int, which: list[int]
+) -> bool:
+    try:
+        part = run(_take(batch, torch.tensor(which))).detach()
+    except torch.OutOfMemoryError:
+        raise
+    except (CurvescopeError, *MISTAKES):  # the model refuses so few samples
+        return False
+    each, left = divmod(together.shape[0] if together.ndim else 0, samples)
+    if left or not each or part.shape != (len(which) * each, *together.shape[1:]):
+        return False
+    expected = together.unflatten(0, (samples, each))[which].flatten(0, 1)
+    tolerance = torch.finfo(part.dtype).eps ** 0.5
+    return bool((part - expected).norm() <= tolerance * expected.norm())
+
+
+def positions(
+    pull_back: Callable[[Tensor], Sequence[Tensor | None]], z: Tensor, samples: int
+) -> tuple[int, ...]:
+    """How many rows of each layer belong to a sample: ``m`` consecutive ones, or 0 if it is not so.
+
+    The cotangent of one sample's output, tried for the first two and the last, must vanish exactly
+    at the rows of all others. So samples that see each other behind a layer are found out, and so
+    is a layer that counts something else first (``[T, N, D]``, or that flattened). Where all of it
+    vanishes (a layer behind a weight that is zero) nothing is seen, and the layer must have one row
+    for each sample. Cost: three backward passes of few samples.
+
+    Args:
+        pull_back: From a cotangent of the output to those of the layers' outputs, ``[rows, …]``.
+        z: The output for a few samples, consecutive rows for each.
+        samples: How many; at least two.
+    """
+    each, left = divmod(z.shape[0], samples)
+    found: list[int] | None = None
+    seen: set[int] = set()
+    for sample in sorted({0, 1, samples - 1}):
+        u = torch.zeros_like(z)
+        own = u[sample * each : (sample + 1) * each]
+        ramp = torch.linspace(1.0, 2.0, own.numel(), dtype=u.dtype, device=u.device)
+        own.copy_(ramp.reshape(own.shape))
+        errors = pull_back(u)
+        if found is None:
+            found = [0 if e is None or left else _rows(e, samples) for e in errors]
+        for i, e in enumerate(errors):
+            if e is None or not found[i]:
+                continue
+            parts = (e.unflatten(0, (samples, found[i])) != 0).flatten(1).any(1)
+            if bool(parts[sample]):
+                seen.add(i)
+            parts[sample] = False
+            if bool(parts.any()):
+                found[i] = 0
+    return tuple(m if m == 1 or i in seen else 0 for i, m in enumerate(found or ()))
+
+
+def _rows(e: Tensor, samples: int) -> int:
+    rows, left = divmod(e.shape[0] if e.ndim else 0, samples)
+    return 0 if left else rows
+
+
+def independent(problem: Problem, batch: Batch) -> bool:
+    """Whether samples of this problem do not see each other, see :func:`apart`; tried out once."""
     known: bool | None = problem.cache.get("independent samples")
-    if known is None:
-        known = _try_out(problem, batch)
-        if len(tensors(batch)[0]) > 1:  # one sample alone says nothing
-            problem.cache["independent samples"] = known
-    return known
-
-
-def _try_out(problem: Problem, batch: Batch) -> bool:
-    lengths = {t.shape[0] if t.ndim else 0 for t in tensors(batch)}
-    if problem.mode != "eval" or len(lengths) != 1:
+    if known is not None:
+        return known
+    if problem.mode != "eval":
         return False
     variables = problem.variables()
-    try:
+
+    def run(tree: Any) -> Tensor:
         with problem.evaluation():
-            together = problem.output(variables, choose(batch, slice(0, _PROBE))).detach()
-            alone = problem.output(variables, choose(batch, slice(0, 1))).detach()
-    except CurvescopeError:  # the model refuses a single sample
-        return False
-    expected = (min(_PROBE, lengths.pop()), *alone.shape[1:])
-    if alone.shape[:1] != (1,) or together.shape != expected:
-        return False
-    return bool((together[:1] - alone).norm() <= _TOLERANCE[problem.dtype] * alone.norm())
+            return problem.output(variables, Batch(tree[0], tree[1], batch.index))
+
+    known = apart(run, (batch.inputs, batch.target))
+    if known is None:  # one sample alone says nothing
+        return True
+    problem.cache["independent samples"] = known
+    return known
 
 
 def pieces(problem: Problem, batch: Batch, size: int) -> Iterator[Batch]:

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from torch import nn
 
 from curvescope._checks import CurvescopeError, Inapplicable
+from curvescope._layers import LAYERS
 from curvescope._state import exclusive
-from curvescope.linearisation.patches import KINDS, supported
+from curvescope.linearisation.patches import supported
 from curvescope.problem.problem import Problem
 
 
@@ -49,7 +50,7 @@ def _check_layer(problem: Problem, modules: dict[str, nn.Module], name: str) -> 
         raise CurvescopeError(msg)
     module = modules[name]
     if not supported(module):
-        why = " with a changed forward or weight" if isinstance(module, KINDS) else ""
+        why = " with a changed forward or weight" if isinstance(module, LAYERS) else ""
         msg = f"layers: layer {name!r} must be {kinds}, got {type(module).__name__}{why}"
         raise UnsupportedLayer(msg)
     for kind in ("weight", "bias"):

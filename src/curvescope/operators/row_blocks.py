@@ -102,6 +102,8 @@ class RowBlocks:
             linear_layers(self.problem, [layer])
             record_layers(self.problem, next(self.pieces(4)), [layer], self._mixture)
             record = record_layers(self.problem, first, [layer], self._mixture)[layer]
+        except torch.OutOfMemoryError:
+            raise
         except (CurvescopeError, RuntimeError):  # the latter where a checkpoint is recomputed
             return False
         recorded = _layer_rows(record, *present).written().rows[0]
@@ -143,6 +145,8 @@ class RowBlocks:
         first = next(self.pieces(1))
         try:
             parts = record_norms(self.problem, first, [name], self._mixture)[name]
+        except torch.OutOfMemoryError:
+            raise
         except (CurvescopeError, RuntimeError):
             return False
         pulled = self._pulled(first, [n for n in self.space.names if n in _own(name)])

@@ -25,7 +25,7 @@ from curvescope.problem.params import ParamSpace, Selection
 
 log = logging.getLogger("curvescope")
 
-_MISTAKES = (
+MISTAKES = (
     RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError,
     ArithmeticError,
 )  # fmt: skip
@@ -231,7 +231,7 @@ class Problem:
             return call_with(self.model, state, args, {**more, **kwargs})
         except (CurvescopeError, torch.OutOfMemoryError):
             raise
-        except _MISTAKES as error:
+        except MISTAKES as error:
             raise ModelError(_explain(error, batch, self.dtype)) from error
 
     def loss_at(self, z: Tensor, batch: Batch) -> LossAt:

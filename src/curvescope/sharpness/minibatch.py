@@ -14,8 +14,8 @@ from curvescope._checks import CurvescopeError
 from curvescope._state import differentiable, watching
 from curvescope.problem.losses import Loss, as_loss
 from curvescope.sharpness.tracing.capture import Capture
-from curvescope.sharpness.tracing.forward import batch_norms_train, quiet
-from curvescope.sharpness.tracing.independence import passed, samples_apart
+from curvescope.sharpness.tracing.forward import quiet, samples_of
+from curvescope.sharpness.tracing.independence import rows_per_sample
 from curvescope.sharpness.tracing.pullback import Folding, squared_gradients
 from curvescope.sharpness.tracing.signs import Signs
 from curvescope.spectra.estimate import Estimate
@@ -88,19 +88,17 @@ def minibatch_metric(
             raise CurvescopeError(msg)
         with watching(Capture(parameters, second_order=False)) as capture:
             z = call(X)
-        capture.interacting = batch_norms_train(model) or not samples_apart(
-            model, X, passed(capture, z)
-        )
+        capture.separate(samples_of(X), rows_per_sample(model, X))
     with torch.no_grad():
         root = as_loss(loss).probe(z, y)
-        fold, rows, rest = Folding(stream), z.new_zeros(z.shape[0]), z.new_zeros(())
+        fold, rows, rest = Folding(stream), z.new_zeros(capture.samples), z.new_zeros(())
         for _ in range(probes):
             u = root(stream.draw(root.shape, z))
             by_sample, together = squared_gradients(capture, z, u, fold, create_graph=False)
             rows, rest = rows + by_sample / probes, rest + together / probes
     norm = sum((p.detach().double().square().sum() for p in parameters), torch.zeros(()).double())
     trace = _estimate(rows.double(), rest.double(), float(root.weight), probes)
-    return MinibatchMetric(trace, float(norm), float(root.value), z.shape[0])
+    return MinibatchMetric(trace, float(norm), float(root.value), capture.samples)
 
 
 def _estimate(rows: Tensor, rest: Tensor, count: float, probes: int) -> Estimate[float]:

@@ -39,8 +39,8 @@ from curvescope._checks import CurvescopeError
 from curvescope._state import differentiable, exclusive, watching
 from curvescope.problem.losses import Loss, OutputRoot, as_loss
 from curvescope.sharpness.tracing.capture import Capture
-from curvescope.sharpness.tracing.forward import batch_norms_train, quiet, run, take
-from curvescope.sharpness.tracing.independence import samples_apart
+from curvescope.sharpness.tracing.forward import batch_norms_train, quiet, run, samples_of, take
+from curvescope.sharpness.tracing.independence import rows_per_sample
 from curvescope.sharpness.tracing.pullback import Folding, squared_gradients
 from curvescope.sharpness.tracing.signs import Signs
 
@@ -128,7 +128,6 @@ class TraceRegulariser:
         if kind == "ggn" and not self._loss.closed_form:
             self._loss.probe(torch.zeros(1, 1), torch.zeros(1))  # says why not
         self._curved: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-        self._independent: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
     def __call__(self, model: nn.Module, X: Any, y: Any) -> Tensor:
         """The penalty, from a forward pass of its own.
@@ -179,7 +178,7 @@ class TraceRegulariser:
                 with watching(Capture(parameters, second_order=True)) as capture:
                     z = call(X)
                 if self.kind == "ggn" or not (capture.curved or capture.shared):
-                    capture.interacting = not self._apart(model, X)
+                    capture.separate(samples_of(X), rows_per_sample(model, X))
                     root = self._loss.probe(z, y)
                     trace = self._pulled_back(capture, root, z)
                     return Objective(root.value, self.weight * trace, z)
@@ -188,14 +187,6 @@ class TraceRegulariser:
                 z = call(X)
             value = self._loss.mean(z, y)
             return Objective(value, self.weight * self._quadratic_form(value, parameters), z)
-
-    def _apart(self, model: nn.Module, X: Any) -> bool:
-        """Whether samples do not see each other; tried out once for every model."""
-        if batch_norms_train(model):
-            return False
-        if model not in self._independent:
-            self._independent[model] = samples_apart(model, X)
-        return self._independent[model]
 
     def _needs_hessian(self, model: nn.Module, X: Any) -> bool:
         """Whether ``vᵀ H v`` itself must be taken; a new model is tried out, without dropout.
@@ -216,7 +207,7 @@ class TraceRegulariser:
 
     def _pulled_back(self, capture: Capture, root: OutputRoot, z: Tensor) -> Tensor:
         total = torch.zeros((), dtype=z.dtype, device=z.device)
-        whole = not capture.interacting and root.shape[0] == len(z) and root.shape[1] <= self.probes
+        whole = bool(capture.rows) and root.shape[0] == len(z) and root.shape[1] <= self.probes
         fold = Folding(self._stream, whole=whole)
         for epsilon, share in self._epsilons(root, z, whole=whole):
             u = root(epsilon)

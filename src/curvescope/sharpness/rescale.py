@@ -20,12 +20,11 @@ from torch import Tensor, nn
 
 from curvescope import _checks
 from curvescope._checks import CurvescopeError
+from curvescope._layers import LAYERS
 from curvescope._state import copied
 from curvescope.operators.base import LinearOperator
 from curvescope.problem import ParamSpace, Problem
 from curvescope.sharpness.scores import on_other_data
-
-_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 @dataclass(frozen=True)
@@ -127,8 +126,8 @@ def _diagonal(space: ParamSpace, factors: dict[str, float]) -> Tensor:
 def _check_layer(where: str, model: nn.Module, name: str) -> None:
     modules = dict(model.named_modules())
     module = modules.get(name)
-    if not isinstance(module, _LAYERS):
-        layers = [n for n, m in modules.items() if isinstance(m, _LAYERS)]
+    if not isinstance(module, LAYERS):
+        layers = [n for n, m in modules.items() if isinstance(m, LAYERS)]
         got = "no such module" if module is None else type(module).__name__
         msg = (
             f"{where}: {name!r} must be a linear or convolutional layer, got {got}; those are "

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from curvescope import _checks
 from curvescope._checks import CurvescopeError
+from curvescope._layers import CONVOLUTIONS, LAYERS
 from curvescope._state import held
 from curvescope.spectra.estimate import Estimate, Samples
 from curvescope.spectra.measure import SpectralMeasure
 
-_NEURONS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Bilinear)
+_NEURONS = (*LAYERS, nn.Bilinear)
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ def _neurons(model: nn.Module, shape: list[int], count: str) -> list[int]:
     seen: dict[nn.Module, int] = {}
 
     def record(module: nn.Module, _: object, output: Tensor) -> None:
-        axis = 1 if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) else -1
+        axis = 1 if isinstance(module, CONVOLUTIONS) else -1
         seen[module] = output.shape[axis] if count == "channels" else output.numel()
 
     layers = [module for module in model.modules() if isinstance(module, _NEURONS)]

@@ -62,9 +62,9 @@ class Capture(TorchFunctionMode):
     """Records the layers whose weights are among ``parameters`` while the context is open.
 
     ``second_order`` prepares convolutions, batch norms and ReLUs for one derivative of their
-    backward pass (not for two). ``interacting`` says whether a batch norm used the statistics of
-    the batch, so that samples see each other; ``curved`` names the first function that is not
-    piecewise affine.
+    backward pass (not for two). ``curved`` names the first function that is not piecewise affine.
+    ``rows`` says how many consecutive rows of each layer belong to a sample, once that is known;
+    where it is empty, or 0, gradients are taken for the whole batch.
     """
 
     def __init__(self, parameters: Iterable[Tensor], *, second_order: bool) -> None:
@@ -73,8 +73,10 @@ class Capture(TorchFunctionMode):
         self._second_order = second_order
         self._uses: Counter[int] = Counter()
         self._calls: list[LayerCall] = []
-        self.interacting = False
+        self._interacting = False  # a batch norm used the statistics of the batch
         self.curved: str | None = None
+        self.samples = 1
+        self.rows: tuple[int, ...] = ()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -89,7 +91,7 @@ class Capture(TorchFunctionMode):
         if func is torch._weight_norm:
             return _weight_norm(*args, **kwargs)
         if func is F.batch_norm and _training(*args, **kwargs):
-            self.interacting = True
+            self._interacting = True
             self._mark("batch_norm in train mode")
             return (batch_norm if self._prepares(args[0]) else func)(*args, **kwargs)
         if func in _RELUS and self._second_order and not _in_place(*args, **kwargs):
@@ -145,6 +147,15 @@ class Capture(TorchFunctionMode):
     def layers(self) -> list[LayerCall]:
         """The layers whose weight was used there and nowhere else."""
         return [call for call in self._calls if self._uses[id(call.weight)] == 1]
+
+    def separate(self, samples: int, rows: tuple[int, ...]) -> None:
+        """Say that each sample has so many rows of each layer; left out if this pass differs."""
+        layers = self.layers()
+        self.samples = samples
+        if self._interacting or len(rows) != len(layers):
+            return
+        fits = (m * samples == call.x.shape[0] for m, call in zip(rows, layers, strict=True))
+        self.rows = tuple(m if fit else 0 for m, fit in zip(rows, fits, strict=True))
 
     def others(self) -> list[Tensor]:
         """The parameters that belong to no layer of :meth:`layers`, in order."""

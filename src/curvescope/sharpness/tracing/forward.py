@@ -60,6 +60,15 @@ def batch_norms_train(model: nn.Module) -> bool:
         )
 
 
+def samples_of(X: Any) -> int:
+    """The number of samples of a batch: the first dimension of its first tensor."""
+    return next((t.shape[0] for t in _leaves(X) if t.ndim), 1)
+
+
+def _leaves(X: Any) -> list[Tensor]:
+    return [t for t in pytree.tree_leaves(X) if isinstance(t, Tensor)]
+
+
 def take(X: Any, y: Any, samples: int, stream: Signs) -> tuple[Any, Any]:
     """Some samples of a batch, drawn without replacement; all of them if there are no more.
 
@@ -69,10 +78,10 @@ def take(X: Any, y: Any, samples: int, stream: Signs) -> tuple[Any, Any]:
     >>> a.shape, bool((a[:, 0] == 2 * b).all())
     (torch.Size([3, 2]), True)
     """
-    first = next(t for t in pytree.tree_leaves(X) if isinstance(t, Tensor))
-    if samples >= first.shape[0]:
+    total, device = samples_of(X), next(t.device for t in _leaves(X))
+    if samples >= total:
         return X, y
-    order = stream.choose(first.shape[0], samples, first.device)
+    order = stream.choose(total, samples, device)
 
     def pick(t: Tensor) -> Tensor:
         return t[order]

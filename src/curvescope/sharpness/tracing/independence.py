@@ -1,59 +1,58 @@
-"""Whether the samples of a batch pass through a model without seeing each other, tried out."""
+"""Which rows of a layer belong to which sample, in a model of any kind, tried out."""
 
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
-import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from curvescope._state import watching
+from curvescope._state import differentiable, watching
+from curvescope.linearisation.samples import apart, positions
 from curvescope.sharpness.tracing.capture import Capture
-from curvescope.sharpness.tracing.forward import quiet
+from curvescope.sharpness.tracing.forward import batch_norms_train, quiet, samples_of
+from curvescope.sharpness.tracing.pullback import pull_back
+
+_FEW = 2
+_known: WeakKeyDictionary[nn.Module, tuple[tuple[bool, ...], tuple[int, ...]]] = WeakKeyDictionary()
 
 
-def samples_apart(model: nn.Module, X: Any, whole: list[Tensor] | None = None) -> bool:
-    """Whether two samples of the batch give their outputs, and their rows of every layer's input.
+def rows_per_sample(model: nn.Module, X: Any) -> tuple[int, ...]:
+    """For each layer that a pass goes through, how many consecutive rows belong to a sample.
 
-    A layer whose input counts something else than samples in its first dimension (a sequence that
-    comes first, say) is found out too. A model that refuses a part of the batch is taken to need
-    all of it; a batch of one sample has nothing to see. Costs a pass of two samples and, unless
-    ``whole`` is given, see :func:`passed`, one of the batch.
+    0 where it is not so (a layer that counts something else first), and nothing at all where
+    samples see each other, or where the batch is one sample: the gradients of such layers are taken
+    for the whole batch, which is right for every model. Tried out once for every model, at the cost
+    of a few passes of a few samples; batch norms are looked at every time.
 
-    >>> samples_apart(nn.Linear(2, 2), torch.eye(2)), samples_apart(nn.Softmax(0), torch.eye(2))
-    (True, False)
+    >>> import torch
+    >>> rows_per_sample(nn.Linear(2, 2), torch.eye(2))
+    (1,)
+    >>> rows_per_sample(nn.Sequential(nn.Linear(2, 2), nn.Softmax(0)), torch.eye(2))
+    ()
     """
-    total = next(t.shape[0] for t in pytree.tree_leaves(X) if isinstance(t, Tensor))
-    if total == 1:
-        return True
-    few = min(2, total - 1)
-    whole = _quiet_pass(model, X) if whole is None else whole
-    try:
-        part = _quiet_pass(model, pytree.tree_map_only(Tensor, lambda t: t[:few], X))
-    except Exception:
-        return False
-    if len(whole) != len(part):
-        return False
-    return all(
-        b.shape[0] == few and _close(a[:few], b)
-        for a, b in zip(whole, part, strict=True)
-        if a.shape[0] == total
-    )
+    if batch_norms_train(model):
+        return ()
+    variables = tuple(p.requires_grad for p in model.parameters())
+    before, rows = _known.get(model, ((), ()))
+    if before != variables:
+        tried = _try_out(model, X)
+        if tried is None:
+            return ()
+        _known[model] = variables, (rows := tried)
+    return rows
 
 
-def passed(capture: Capture, z: Tensor) -> list[Tensor]:
-    """What a pass without dropout brought to the layers, in order, and its output."""
-    return [*(layer.x.detach() for layer in capture.layers()), z.detach()]
-
-
-def _quiet_pass(model: nn.Module, X: Any) -> list[Tensor]:
-    capture = Capture(model.parameters(), second_order=False)
-    with torch.enable_grad(), quiet(model) as call, watching(capture):
-        z = call(X)
-    return passed(capture, z)
-
-
-def _close(a: Tensor, b: Tensor) -> bool:
-    tolerance = 1e-3 if a.dtype == torch.float32 else 1e-8
-    return a.shape == b.shape and bool((a - b).norm() <= tolerance * a.norm())
+def _try_out(model: nn.Module, X: Any) -> tuple[int, ...] | None:
+    """None where one sample cannot tell."""
+    few = pytree.tree_map_only(Tensor, lambda t: t[:_FEW], X)
+    samples = samples_of(few)
+    with differentiable(), quiet(model) as call:
+        variables = [p for p in model.parameters() if p.requires_grad]
+        with watching(Capture(variables, second_order=False)) as capture:
+            z = call(few)
+        separate = apart(call, few, z)
+    if not separate or not capture.layers():
+        return None if separate is None else ()
+    return positions(lambda u: pull_back(capture, z, u, create_graph=False)[0], z, samples)

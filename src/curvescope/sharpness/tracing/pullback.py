@@ -13,6 +13,7 @@ sum over the batch takes their place.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -97,17 +98,24 @@ def squared_gradients(
     of mean zero, the mixed terms vanish in expectation.
     """
     errors, rest = pull_back(capture, z, u, create_graph=create_graph)
-    samples, layers = z.shape[0], capture.layers()
-    apart = [not capture.interacting and call.x.shape[0] == samples for call in layers]
+    samples, layers = capture.samples, capture.layers()
+    rows = capture.rows or (0,) * len(layers)
+    apart = [
+        m == 1 or (m > 1 and call.settings is None and call.x.ndim == 2)
+        for m, call in zip(rows, layers, strict=True)
+    ]
     times = [samples if alone else 1 for alone in apart]
     fold.prepare(zip(times, (call.weight.shape[0] for call in layers), strict=True), z)
     separate: list[Tensor] = []  # [B, …], whose squares are summed for each sample
     together = [g.flatten() for g in rest if g is not None]
     by_sample = torch.zeros(samples, dtype=z.dtype, device=z.device)
-    for call, delta, alone in zip(layers, errors, apart, strict=True):
+    for call, delta, alone, m in zip(layers, errors, apart, rows, strict=True):
         bias = capture.bias_of(call) is not None
         if delta is None:  # the output does not depend on this layer
             continue
+        if alone and m > 1:  # the positions of a sample in rows of their own
+            call = replace(call, x=call.x.unflatten(0, (samples, m)))
+            delta = delta.unflatten(0, (samples, m))
         if alone and call.x.ndim == 2:
             by_sample = by_sample + _sum(delta.square()) * (_sum(call.x.square()) + float(bias))
         elif alone:
