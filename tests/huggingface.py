@@ -26,6 +26,19 @@ SIZES: dict[str, dict[str, Any]] = {
         max_position_embeddings=8, hidden_size=8, intermediate_size=12, num_hidden_layers=1,
         num_attention_heads=2,
     ),
+    "Qwen2": dict(
+        max_position_embeddings=8, hidden_size=8, intermediate_size=12, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1,
+    ),
+    "Gemma": dict(
+        max_position_embeddings=8, hidden_size=8, intermediate_size=12, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=4,
+    ),
+    "Mamba": dict(hidden_size=6, state_size=3, num_hidden_layers=1, conv_kernel=3),
+    "ViT": dict(
+        image_size=8, patch_size=4, hidden_size=8, intermediate_size=12, num_hidden_layers=1,
+        num_attention_heads=2,
+    ),
     "T5": dict(d_model=8, d_kv=4, d_ff=12, num_layers=1, num_heads=2, decoder_start_token_id=0),
 }  # fmt: skip
 

@@ -125,7 +125,14 @@ class TapeBatch(LinearisedBatch):
         return gradients
 
     def _pull(self, u: Tensor) -> Columns:
-        pieces = torch.autograd.grad(self._z, list(self._variables.values()), u, allow_unused=True)
+        try:
+            pieces = torch.autograd.grad(
+                self._z, list(self._variables.values()), u, allow_unused=True
+            )
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, NotImplementedError) as error:  # the other engine explains it
+            raise Untraceable(str(error)) from error
         return {n: g for n, g in zip(self._variables, pieces, strict=True) if g is not None}
 
     def _release(self) -> None:

@@ -8,6 +8,31 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+MOST_GRAPHS = 8
+
+
+class CapturedProducts:
+    """A few captured products, each for its own operator and number of columns.
+
+    Each holds the memory of one product, so that of too many the oldest is forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._by_key: dict[object, CapturedProduct] = {}
+
+    def product(self, key: object, apply: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+        """``apply(rows)``, captured when it is asked for the first time."""
+        graph = self._by_key.get(key)
+        if graph is None:
+            for oldest in [*self._by_key][: 1 - MOST_GRAPHS]:
+                self._by_key.pop(oldest, None)
+            graph = self._by_key[key] = CapturedProduct(apply, rows)
+        return graph(rows)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._by_key = {}
+
 
 class CapturedProduct:
     """A product captured as a CUDA graph: one launch instead of hundreds.

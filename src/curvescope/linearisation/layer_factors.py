@@ -13,7 +13,7 @@ themselves are fewer numbers and less work, and are kept instead.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -87,7 +87,7 @@ class Gradients(Factors):
 
     def squeezed(self) -> Gradients:
         """The same without rows that do not matter."""
-        keep = _significant(self._matrix.square().sum(1))
+        keep = _significant(_norms(self._matrix))
         return Gradients(self._matrix if keep is None else self._matrix[keep], self.outputs)
 
     def tensors(self) -> list[Tensor]:
@@ -104,12 +104,12 @@ class Products(Factors):
         self.rows = errors.shape[0] * errors.shape[1]
 
     def squeezed(self) -> Products:
-        """The same without samples, inputs and outputs that do not matter."""
+        """The same without samples, inputs and outputs that do not matter; errors are changed."""
         e, x = self._errors, self._inputs
-        inputs = x.square().sum((1, 2)) + x.shape[1]  # the bias is fed by a 1 at every position
-        keep = _significant(e.square().sum((1, 2, 3)) * inputs)
+        inputs = _norms(x) + x.shape[1]  # the bias is fed by a 1 at every position
+        keep = _significant(_norms(e) * inputs)
         e, x = (e, x) if keep is None else (e[keep], x[keep])
-        e = _without_dust(e)
+        _remove_dust(e)
         squeeze = Squeeze.of(e, x)
         return Products(squeeze.errors(e), squeeze.inputs(x), squeeze)
 
@@ -220,10 +220,12 @@ def _significant(weights: Tensor) -> Tensor | None:
     return None if bool(keep.all()) or not bool(keep.any()) else keep.nonzero()[:, 0]
 
 
-def _without_dust(e: Tensor) -> Tensor:
-    """Entries too small to matter as zeros: their squares are subnormal, which is slow."""
-    floor = e.abs().amax() * torch.finfo(e.dtype).eps ** 1.5
-    return torch.where(e.abs() > floor, e, 0.0)
+def _remove_dust(e: Tensor) -> None:
+    """Entries too small to matter become zeros: their squares are subnormal, which is slow."""
+    low, high = e.aminmax()
+    floor = torch.maximum(-low, high) * torch.finfo(e.dtype).eps ** 1.5
+    for piece in e.split(max(1, _budget(e) // (e[0].numel() * e.element_size()))):
+        piece.masked_fill_(piece.abs() <= floor, 0.0)
 
 
 def _budget(like: Tensor) -> int:
@@ -231,13 +233,33 @@ def _budget(like: Tensor) -> int:
     return (16 << 20) if like.device.type == "cpu" else (1 << 30)
 
 
-def merged(pieces: Sequence[Factors]) -> list[Factors]:
-    """Batches of equal shape as one, which makes for larger matrix products, and squeezed."""
+def merged(pieces: list[Factors]) -> list[Factors]:
+    """Batches of equal shape as one, which makes for larger matrix products, and squeezed.
+
+    Takes the pieces out of the list, so that at most twice their memory is held.
+    """
     shapes = {(type(piece), *(t.shape[1:] for t in piece.tensors())) for piece in pieces}
     first = pieces[0]
     if len(shapes) > 1:
         return list(pieces)
-    joined = [torch.cat(parts) for parts in zip(*(p.tensors() for p in pieces), strict=True)]
+    columns = [list(parts) for parts in zip(*(p.tensors() for p in pieces), strict=True)]
+    pieces.clear()
     if isinstance(first, Gradients):
-        return [Gradients(joined[0], first.outputs).squeezed()]
-    return [Products(joined[0], joined[1]).squeezed()]
+        outputs = first.outputs
+        del first
+        return [Gradients(_joined(columns[0]), outputs).squeezed()]
+    del first
+    errors = _joined(columns[0])
+    return [Products(errors, _joined(columns[1])).squeezed()]
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """The parts one after the other, in new memory; theirs is let go."""
+    whole = torch.cat(parts)
+    parts.clear()
+    return whole
+
+
+def _norms(rows: Tensor) -> Tensor:
+    """The squared norm of each row, without another tensor of this size."""
+    return torch.linalg.vector_norm(rows.flatten(1), dim=1).square()

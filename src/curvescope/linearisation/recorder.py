@@ -23,7 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from curvescope._checks import ModelError
 from curvescope.linearisation.apart import APART
-from curvescope.linearisation.rules import Call, Untraceable, flatten, linear_step
+from curvescope.linearisation.memory import address
+from curvescope.linearisation.rules import RULES, Call, Untraceable, flatten, linear_step
 from curvescope.linearisation.tape import Step
 
 aten = torch.ops.aten
@@ -48,7 +49,8 @@ class Recorder(TorchDispatchMode):
         self.forward_slots: int | None = None  # set when the backward pass begins
         self._slots: dict[int, tuple[int, Tensor]] = {}  # id -> (slot, the tensor, kept alive)
         self._origins: list[Tensor] = []  # the tensor that each slot was made for
-        self._memory: dict[int, set[int]] = {}  # storage -> ids of the known tensors in it
+        self._foreign: set[int] = set()  # slots of by-products whose tangents autograd may not know
+        self._memory: dict[int | None, set[int]] = {}  # storage -> ids of the known tensors in it
         self._second_order = True
         self._nested = False
 
@@ -92,8 +94,9 @@ class Recorder(TorchDispatchMode):
 
     def _bind(self, tensor: Tensor, slot: int) -> None:
         self._slots[id(tensor)] = (slot, tensor)
-        if tensor.numel():
-            self._memory.setdefault(tensor.untyped_storage().data_ptr(), set()).add(id(tensor))
+        where = address(tensor)
+        if where is not None:
+            self._memory.setdefault(where, set()).add(id(tensor))
 
     def _varies(self, tensor: Any) -> bool:
         """Whether this argument depends on the parameters, as autograd sees it."""
@@ -114,6 +117,9 @@ class Recorder(TorchDispatchMode):
         # A result that autograd does not differentiate (the mean of a layer norm) is saved without
         # requires_grad, but the backward pass depends on the parameters through it.
         hidden = not self._origins[known[0]].requires_grad
+        if hidden and known[0] in self._foreign:
+            msg = "the backward pass uses a by-product that autograd does not differentiate"
+            raise Untraceable(msg)
         return self._nested or tensor.requires_grad or hidden
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
@@ -161,8 +167,10 @@ class Recorder(TorchDispatchMode):
     def _inplace(self, func: Any, args: Any, kwargs: Any, active: list[int]) -> Any:
         """An in-place operation is its functional form, after which the tensor has a new slot."""
         target = args[0]
-        self._refuse_shared(target)
         leaves = flatten(args, kwargs)
+        if torch.Tag.inplace_view in func.tags:
+            return self._reshape(func, args, kwargs, active, leaves)
+        self._refuse_shared(target)
         if func in _INPLACE:
             out = func(*args, **kwargs)
             functional = _INPLACE[func]
@@ -175,6 +183,19 @@ class Recorder(TorchDispatchMode):
         self._record(functional, args, kwargs, out, active, leaves)
         return out
 
+    def _reshape(self, func: Any, args: Any, kwargs: Any, active: list[int], leaves: Any) -> Any:
+        """An operation that gives its argument another shape, where it lies.
+
+        Rules look at shapes later: what was recorded so far goes on with the old one.
+        """
+        functional, target = _functional_form(func), args[0]
+        before = target.view(target.shape)
+        for call, *_ in self._calls:
+            call.replace(target, before)
+        func(*args, **kwargs)
+        self._record(functional, (before, *args[1:]), kwargs, target, active, leaves)
+        return target
+
     def _record(
         self, func: Any, args: Any, kwargs: Any, out: Any, active: list[int], leaves: list[Any]
     ) -> None:
@@ -186,10 +207,12 @@ class Recorder(TorchDispatchMode):
         targets = tuple(
             self.add(o) if isinstance(o, Tensor) and o.is_floating_point() else None for o in outs
         )
+        if not self._nested and func not in RULES and len(outs) > 1:
+            self._foreign.update(t for t in targets if t is not None)
         self._calls.append((call, sources, targets))
 
     def _refuse_shared(self, target: Tensor) -> None:
-        sharing = self._memory.get(target.untyped_storage().data_ptr(), set())
+        sharing = self._memory.get(address(target), set())
         if target._is_view() or sharing - {id(target)}:
             msg = "an in-place operation on memory that several tensors share"
             raise Untraceable(msg)
@@ -207,10 +230,18 @@ def _facts(func: Any) -> tuple[bool, bool]:
     return torch.Tag.nondeterministic_seeded in func.tags, func._schema.is_mutable
 
 
+@functools.cache
 def _functional_form(func: Any) -> Any:
+    """The operation that returns what an in-place one writes: its name and types of arguments."""
     name = func._schema.name.removeprefix("aten::")
     packet = getattr(aten, name.removesuffix("_"), None) if name.endswith("_") else None
-    if packet is None or func._overloadname not in packet.overloads():
-        msg = f"the operation {func} writes to its arguments"
-        raise Untraceable(msg)
-    return getattr(packet, func._overloadname)
+    for overload in () if packet is None else packet.overloads():
+        functional = getattr(packet, overload)
+        if _signature(functional) == _signature(func):
+            return functional
+    msg = f"the operation {func} writes to its arguments"
+    raise Untraceable(msg)
+
+
+def _signature(func: Any) -> list[tuple[str, str]]:
+    return [(argument.name, str(argument.type)) for argument in func._schema.arguments]

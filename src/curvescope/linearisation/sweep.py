@@ -1,9 +1,11 @@
 """A sweep over the data: which batches are kept linearised, how many columns go at once.
 
-Linearising a batch costs about one gradient, and applying it about one more. A first product
+Linearising a batch costs about one gradient, and applying it about one more. A lone product
 therefore streams: each batch is linearised, applied and dropped, with the memory of one batch.
-From the second product on the linearised batches are kept when they fit into half of the free
-memory, and a product costs only the application.
+For many products the linearised batches are kept when they fit into half of the free memory, and a
+product costs only the application. Whoever is going to take many asks for a plan first, which is
+decided once, so that products do not depend on how many were made before; from the second lone
+product on a plan is made unasked.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from curvescope._checks import CurvescopeError, MemoryLimitError
 from curvescope._state import tuned_kernels
 from curvescope.linearisation import memory
 from curvescope.linearisation.batch import Columns, GraphBatch, LinearisedBatch, TapeBatch
-from curvescope.linearisation.cuda import CapturedProduct
+from curvescope.linearisation.cuda import CapturedProducts
 from curvescope.linearisation.diagnosis import explain_failure
 from curvescope.linearisation.outputs import Mix
 from curvescope.linearisation.rules import Untraceable
@@ -90,9 +92,10 @@ class Sweep:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = weakref.ref(problem)  # weakly, so that both go at once, without a cycle
-        self._graphs: dict[object, CapturedProduct] = {}
+        self._graphs = CapturedProducts()
         self._kept: Kept = ()  # replaced as a whole: threads share it
         self._keeping = threading.Lock()  # held by the thread that fills what is kept
+        self._streams: set[bool] = set()  # the orders that were found not to fit
         self._products = 0
         self._engine = "tape"
         self._said = False
@@ -128,11 +131,10 @@ class Sweep:
 
     def footprint(self, *, second_order: bool = True) -> Footprint:
         """What keeping would take, measured on the first batch."""
-        return self._footprint(self._first(second_order=second_order))
+        return self._footprint(self._first(next(iter(self.problem.data)), second_order))
 
-    def _first(self, *, second_order: bool) -> LinearisedBatch:
-        """The first batch."""
-        batch = next(iter(self.problem.data))
+    def _first(self, batch: Batch, second_order: bool) -> LinearisedBatch:
+        """The first batch, by the engine that it can be linearised with."""
         try:
             return self._linearise(batch, second_order=second_order)
         except Untraceable as reason:
@@ -145,10 +147,10 @@ class Sweep:
         )
 
     def _bytes(self, batch: LinearisedBatch) -> int:
-        own = {p.untyped_storage().data_ptr() for p in self.problem.model.parameters()}
+        own = {memory.address(p) for p in self.problem.model.parameters()}
         with self._rerun(batch):
             tensors = batch.residuals()
-        return memory.size(t for t in tensors if t.untyped_storage().data_ptr() not in own)
+        return memory.size(t for t in tensors if memory.address(t) not in own)
 
     # Products -----------------------------------------------------------------------------------
 
@@ -209,7 +211,10 @@ class Sweep:
         second_order = mix.residual != 0.0
         if how.keep is False:
             return self._stream(mix, space, rows, how.columns)
-        kept = self._suitable(second_order) or self._keep_all(how.keep, second_order)
+        alone = how.keep == "auto" and self._products == 0
+        kept = self._suitable(second_order)
+        if not kept and not alone:
+            kept = self._keep_all(how.keep, second_order)
         if not kept:
             return self._stream(mix, space, rows, how.columns)
         if how.cuda_graph:
@@ -228,30 +233,42 @@ class Sweep:
     def _replayed(
         self, kept: Kept, mix: Mix, space: ParamSpace, rows: Tensor, how: Options
     ) -> tuple[Tensor, float]:
-        key = (mix, space.names, rows.shape[0], how.columns)
-        graph = self._graphs.get(key)
-        if graph is None:
-            columns = how.columns or self._chunk(kept[0], mix, space)
+        columns = how.columns or self._chunk(kept[0], mix, space)
 
-            def apply(rows: Tensor) -> Tensor:
-                with tuned_kernels(self.problem.device):
-                    return self._apply_kept(kept, mix, space, rows, columns)[0]
+        def apply(rows: Tensor) -> Tensor:
+            with tuned_kernels(self.problem.device):
+                return self._apply_kept(kept, mix, space, rows, columns)[0]
 
-            graph = self._graphs[key] = CapturedProduct(apply, rows)
-        return graph(rows), sum(batch.weight for batch in kept)
+        key = (mix, space.names, rows.shape[0], columns)
+        return self._graphs.product(key, apply, rows), sum(batch.weight for batch in kept)
 
     def _suitable(self, second_order: bool) -> Kept:
         """The kept batches, if there are any that serve this product."""
         kept = self._kept
         return kept if not second_order or all(batch.second_order for batch in kept) else ()
 
+    def plan(self, keep: str | bool, *, second_order: bool) -> str:
+        """Decide how the products to come are made, once, and keep what they need."""
+        if keep is False:
+            return "streamed"
+        self.problem.check_unchanged()
+        try:
+            kept = self._suitable(second_order) or self._keep_all(keep, second_order)
+        except Untraceable as reason:  # in a later batch
+            self._give_up_tape(str(reason))
+            self.release()
+            kept = self._keep_all(keep, second_order)
+        return "kept" if kept else "streamed"
+
     def _keep_all(self, keep: str | bool, second_order: bool) -> Kept:
-        """All batches linearised if that is wanted and they fit, none otherwise.
+        """All batches linearised if they fit, none otherwise, which is found out once.
 
         One thread at a time does it. The others do not wait for it, since reading the data may
         need a lock that somebody holds who waits for them: they stream.
         """
-        if (keep == "auto" and self._products == 0) or not self._keeping.acquire(blocking=False):
+        if keep == "auto" and second_order in self._streams:
+            return ()
+        if not self._keeping.acquire(blocking=False):
             return ()
         try:
             return self._suitable(second_order) or self._linearise_all(keep, second_order)
@@ -259,7 +276,8 @@ class Sweep:
             self._keeping.release()
 
     def _linearise_all(self, keep: str | bool, second_order: bool) -> Kept:
-        first = self._first(second_order=second_order)
+        batches = self.problem.batches()
+        first = self._first(next(batches), second_order)
         footprint = self._footprint(first)
         total = footprint.total_bytes
         if total is None or total > SHARE * footprint.free_bytes:
@@ -270,18 +288,12 @@ class Sweep:
                 )
                 raise MemoryLimitError(msg)
             log.info("streaming, the linearisation does not fit: %s", footprint)
+            self._streams.add(second_order)
             return ()
         log.info("keeping the linearisation: %s", footprint)
         self.release()
-        if footprint.batches == 1:
-            kept: Kept = (first,)
-        else:
-            del first
-            kept = tuple(
-                self._linearise(batch, second_order=second_order)
-                for batch in self.problem.batches()
-            )
-        self._kept = kept
+        rest = (self._linearise(batch, second_order=second_order) for batch in batches)
+        self._kept = kept = (first, *rest)
         return kept
 
     def _stream(
@@ -354,7 +366,7 @@ class Sweep:
     def release(self) -> None:
         """Forget the kept batches."""
         self._kept = ()
-        self._graphs = {}
+        self._graphs.clear()
 
 
 _NOTHING = "Problem(data): no target counts (all are ignored)"

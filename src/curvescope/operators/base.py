@@ -168,6 +168,17 @@ class LinearOperator(ABC):
         """An operator with the same diagonal, hence trace, that may be cheaper to multiply with."""
         return self
 
+    def plan(self) -> str:
+        """How products are made from now on, in a word or two, decided now and once.
+
+        Whoever is going to take many products asks first. What is worth keeping for them is kept
+        from the first one on, so that they do not depend on how many were made before; a matrix
+        with another plan gives the same products up to rounding. Empty where there is no choice.
+        """
+        parts = [p for value in vars(self).values() for p in _operators(value)]
+        plans = dict.fromkeys(part.plan() for part in parts)
+        return ", ".join(plan for plan in plans if plan)
+
     @property
     def T(self) -> LinearOperator:
         """The transpose."""
@@ -235,3 +246,9 @@ class LinearOperator(ABC):
         return (
             f"{type(self).__name__}({self.shape[0]}×{self.shape[1]}, {dtype}, {self.device}{facts})"
         )
+
+
+def _operators(value: object) -> list[LinearOperator]:
+    """The operators that an attribute holds."""
+    things = value if isinstance(value, list | tuple) else [value]
+    return [thing for thing in things if isinstance(thing, LinearOperator)]

@@ -29,8 +29,9 @@ class Curvature(LinearOperator):
         options: how products are made; the matrices below take its fields as keywords:
 
     Options:
-        keep: ``"auto"`` streams the first product and keeps the linearised batches from the second
-            on if they fit into half of the free memory; ``True`` keeps at once; ``False`` streams.
+        keep: ``"auto"`` streams a lone product, and keeps the linearised batches for many if they
+            fit into half of the free memory: for those of an estimator from the first one on (see
+            :meth:`plan`), else from the second one on; ``True`` keeps at once; ``False`` streams.
         columns: how many columns go through the data together (default: chosen from free memory).
         cuda_graph: replay kept products as a CUDA graph, for small models on a GPU (``keep=True``).
     """
@@ -67,6 +68,14 @@ class Curvature(LinearOperator):
         # Draws belong to the place of a sample in its batch.
         problem = self.problem.identity_in_order if drawn else self.problem.identity
         return "curvature", problem, self._mix, self.space.names
+
+    def plan(self) -> str:
+        """``"kept"`` or ``"streamed"``; see :meth:`LinearOperator.plan`."""
+        keep = self._options.keep
+        with full_precision(self.device):
+            if layers_of(self.problem).plan(self._mix, self.space, self._options):
+                return "kept"
+            return sweep_of(self.problem).plan(keep, second_order=self._mix.residual != 0.0)
 
     def _quadratic(self, X: Tensor) -> Tensor:
         """``xᵀ Jᵀ B J x = (J x)ᵀ B (J x)``: no backward pass, about half a product."""

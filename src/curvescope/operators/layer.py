@@ -20,7 +20,7 @@ from curvescope._checks import CurvescopeError
 from curvescope.linearisation import memory
 from curvescope.linearisation.batch import TapeBatch
 from curvescope.linearisation.blocks import Sizes, factors_of, part_of
-from curvescope.linearisation.cuda import CapturedProduct
+from curvescope.linearisation.cuda import CapturedProducts
 from curvescope.linearisation.layer_factors import Factors, merged
 from curvescope.linearisation.layers import (
     Capture,
@@ -53,9 +53,11 @@ class LayerSweep:
         self._sizes: dict[tuple[str, OutputMatrix], Sizes | None] = {}
         self._vanishing: dict[str, dict[frozenset[str], bool]] = {}
         self._columns: dict[str, int] = {}
-        self._kept: dict[tuple[str, OutputMatrix], tuple[list[Factors], int]] = {}
-        self._graphs: dict[object, CapturedProduct] = {}
+        self._kept: dict[tuple[str, OutputMatrix], tuple[list[Factors], float]] = {}
+        self._graphs = CapturedProducts()
         self._keeping = threading.Lock()  # held by the thread that records what is kept
+        self._planned: dict[tuple[str, Mix], bool] = {}  # whether it is kept
+        self._samples: dict[str, int] = {}  # of the batch that a layer was tried out on
 
     @property
     def problem(self) -> Problem:
@@ -72,16 +74,36 @@ class LayerSweep:
         self.problem.check_unchanged()
         columns = self._columns[part.layer] = self._columns.get(part.layer, 0) + X.shape[1]
         directions = max(self._size(part.layer, matrix).k for matrix, _ in mix.outputs)  # type: ignore[union-attr]
-        keep = how.keep is True or (how.keep == "auto" and self._fits(part.layer, mix))
-        if not keep and X.shape[1] < directions:
-            return None
-        if keep and how.keep != True and PATIENCE * columns < directions:  # noqa: E712
+        planned = self._planned.get((part.layer, mix))
+        patient = planned is None and PATIENCE * columns < directions
+        keep = how.keep is True or (how.keep == "auto" and self._kept_for(part.layer, mix))
+        if X.shape[1] < directions and (not keep or (how.keep == "auto" and patient)):
             return None
         try:
             return self._product(part, mix, X, how, keep=keep)
         except UnsupportedLayer:  # a later batch took another path through the model
             self._sizes[part.layer, mix.outputs[0][0]] = None
             return None
+
+    def plan(self, mix: Mix, space: ParamSpace, how: Options) -> bool:
+        """Keep the factors for many products; whether that applies, and they fit."""
+        part = self.part(space)
+        if how.keep is False or part is None or not self.applies(part, mix):
+            return False
+        self.problem.check_unchanged()
+        try:
+            if how.keep is True or self._kept_for(part.layer, mix):
+                self._planned[part.layer, mix] = True
+                self._record(part.layer, mix, how)
+                return True
+        except UnsupportedLayer:  # a later batch took another path through the model
+            self._sizes[part.layer, mix.outputs[0][0]] = None
+        self._planned[part.layer, mix] = False
+        return False
+
+    def _kept_for(self, layer: str, mix: Mix) -> bool:
+        planned = self._planned.get((layer, mix))
+        return self._fits(layer, mix) if planned is None else planned
 
     def _product(self, part: Part, mix: Mix, X: Tensor, how: Options, *, keep: bool) -> Tensor:
         rows = X.T.contiguous()
@@ -90,11 +112,8 @@ class LayerSweep:
         if not how.cuda_graph:
             return self._apply(part, mix, rows, how.columns).T
         key = (part, mix, rows.shape[0], how.columns)
-        graph = self._graphs.get(key)
-        if graph is None:
-            apply = lambda rows: self._apply(part, mix, rows, how.columns)  # noqa: E731
-            graph = self._graphs[key] = CapturedProduct(apply, rows)
-        return graph(rows).T
+        apply = lambda rows: self._apply(part, mix, rows, how.columns)  # noqa: E731
+        return self._graphs.product(key, apply, rows).T
 
     def _apply(self, part: Part, mix: Mix, rows: Tensor, columns: int | None) -> Tensor:
         total = torch.zeros_like(rows)
@@ -162,8 +181,11 @@ class LayerSweep:
             raise CurvescopeError(msg)
         log.info("keeping the factors of layer %r: %s", layer, footprint)
         for matrix in self._missing(layer, mix):
-            pieces, counts = zip(*self._walk(layer, matrix, mix), strict=True)
-            self._kept[layer, matrix] = (merged(pieces), sum(counts))
+            walked = list(self._walk(layer, matrix, mix))
+            terms = sum(count for _, count in walked)
+            pieces = [factors for factors, _ in walked]
+            del walked  # so that merging can let go of one after the other
+            self._kept[layer, matrix] = (merged(pieces), terms)
 
     def _walk(self, layer: str, matrix: OutputMatrix, mix: Mix) -> Iterator[tuple[Factors, float]]:
         """The factors of each batch and the weight of its loss terms."""
@@ -211,6 +233,7 @@ class LayerSweep:
                 seen = capture(self.problem, few, [layer])
                 loss = self.problem.loss_at(seen.output, few)
                 directions = root(matrix, loss, seen.output, few.index)
+                self._samples[layer] = seen.samples
                 self._sizes[key] = Sizes.of(seen, layer, directions)
             except UnsupportedLayer:
                 self._sizes[key] = None
@@ -241,7 +264,8 @@ class LayerSweep:
         """What keeping would take, from the shapes of the record."""
         sizes = [self._size(layer, matrix) for matrix, _ in mix.outputs]
         numbers = sum(s.numbers for s in sizes if s is not None)
-        samples = samples_given(next(iter(self.problem.data))) or 1
+        # Inputs of different first dimensions were not cut, so all samples have been seen.
+        samples = samples_given(next(iter(self.problem.data))) or self._samples[layer]
         item = torch.empty(0, dtype=self.problem.dtype).element_size()
         free = memory.free(self.problem.device)
         return Footprint(samples * numbers * item, self.problem.data.length, free)

@@ -16,9 +16,16 @@ differentiation of the operation itself, so that the list below is about speed, 
 from curvescope.linearisation.constant import Known
 from curvescope.linearisation.rules import convolution, pointwise, products, shapes
 from curvescope.linearisation.rules.generic import linear_step
-from curvescope.linearisation.rules.step import Call, LinearStep, Outputs, Untraceable, flatten
+from curvescope.linearisation.rules.step import (
+    RULES,
+    Call,
+    LinearStep,
+    Outputs,
+    Untraceable,
+    flatten,
+)
 
 __all__ = [
-    "Call", "Known", "LinearStep", "Outputs", "Untraceable", "convolution", "flatten",
+    "RULES", "Call", "Known", "LinearStep", "Outputs", "Untraceable", "convolution", "flatten",
     "linear_step", "pointwise", "products", "shapes",
 ]  # fmt: skip

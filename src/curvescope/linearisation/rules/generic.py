@@ -17,8 +17,11 @@ from curvescope.linearisation.rules.step import (
     Untraceable,
     lift,
     make_step,
+    rule,
     total,
 )  # fmt: skip
+
+aten = torch.ops.aten
 
 
 def linear_step(call: Call) -> LinearStep:
@@ -29,6 +32,22 @@ def linear_step(call: Call) -> LinearStep:
     if torch.Tag.pointwise in call.op.tags and isinstance(call.out, Tensor):
         return pointwise(call)
     return generic(call)
+
+
+@rule(aten.scatter_reduce.two)
+def _scatter_reduce(call: Call) -> LinearStep:
+    # torch 2.13's own forward derivative of a product is wrong by as much as its size.
+    if "prod" in call.leaves:
+        msg = f"{call.op} has a wrong forward derivative for products"
+        raise Untraceable(msg)
+    return generic(call)
+
+
+@rule(aten.triangular_solve.default)
+def _triangular_solve(call: Call) -> LinearStep:
+    # It returns a part of its argument beside the solution, of which torch knows no derivative.
+    msg = f"{call.op} has no forward derivative"
+    raise Untraceable(msg)
 
 
 def generic(call: Call) -> LinearStep:
@@ -51,21 +70,24 @@ def generic(call: Call) -> LinearStep:
                 _, changes = torch.func.jvp(  # type: ignore[misc]
                     f, tuple(primals[i] for i in varied), tuple(tangents[i] for i in varied)
                 )
-        except NotImplementedError as error:
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, NotImplementedError) as error:
             msg = f"{op} has no forward derivative"
             raise Untraceable(msg) from error
         result: list[Tensor | None] = [None] * width
         for i, change in zip(real, changes, strict=True):
-            result[i] = change
+            result[i] = None if change._is_zerotensor() else change
         return tuple(result)
 
     return make_step(single)
 
 
 def pointwise(call: Call) -> LinearStep:
-    """``ẏ = Σ_i D_i ẋ_i`` with ``D_i = ∂y/∂x_i`` taken once."""
+    """``ẏ = Σ_i D_i ẋ_i`` with ``D_i = ∂y/∂x_i`` taken once; a step function stops tangents."""
     ndim = call.out.ndim
-    factors = {i: _slope(call, i) for i in call.active}
+    slopes = {i: _slope(call, i) for i in call.active}
+    factors = {i: D for i, D in slopes.items() if D is not None}
 
     def single(*tangents: Any) -> Outputs:
         return total([D * tangents[i] for i, D in factors.items() if tangents[i] is not None])
@@ -78,16 +100,20 @@ def pointwise(call: Call) -> LinearStep:
     return make_step(single, block)
 
 
-def _slope(call: Call, position: int) -> Tensor:
-    """``∂y/∂x`` entry by entry: the derivative of the sum, with ``x`` as large as ``y``."""
+def _slope(call: Call, position: int) -> Tensor | None:
+    """``∂y/∂x`` entry by entry: the derivative of the sum, with ``x`` as large as ``y``.
+
+    None where it is zero whatever the numbers, as for ``sign`` (the derivative of ``abs``).
+    """
     constants = {i: leaf.detach() for i, leaf in enumerate(call.leaves) if isinstance(leaf, Tensor)}
     with torch.enable_grad():
         x = constants[position].expand(call.out.shape).contiguous().requires_grad_()
         y = call.run(constants | {position: x})
     if not y.requires_grad:  # a step function
-        return torch.zeros_like(x)
+        return None
     try:
-        return torch.autograd.grad(y, x, torch.ones_like(y))[0]
+        slope = torch.autograd.grad(y, x, torch.ones_like(y))[0]
+        return None if slope._is_zerotensor() else slope
     except (RuntimeError, NotImplementedError) as error:
         msg = f"{call.op} has no derivative"
         raise Untraceable(msg) from error

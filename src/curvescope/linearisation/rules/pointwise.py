@@ -125,9 +125,29 @@ def _masked_fill(call: Call) -> LinearStep:
     )
 
 
+@rule(aten.where.self)
+def _where(call: Call) -> LinearStep:
+    """What is not chosen does not count, not even when it is not a number."""
+    chosen, ndim, shape = call.leaves[0], call.out.ndim, tuple(call.out.shape)
+    zero = call.out.new_zeros(())
+
+    def pick(a: Tensor | None, b: Tensor | None, full: tuple[int, ...]) -> Outputs:
+        picked = torch.where(chosen, zero if a is None else a, zero if b is None else b)
+        return picked if picked.shape == full else picked.expand(full)
+
+    def block(_: None, a: Tensor | None = None, b: Tensor | None = None) -> Outputs:
+        a, b = (t if t is None else lift(t, ndim) for t in (a, b))
+        columns = (b if a is None else a).shape[0]  # type: ignore[union-attr]
+        return pick(a, b, (columns, *shape))
+
+    return make_step(lambda _, a=None, b=None: pick(a, b, shape), block)
+
+
 @rule(aten._softmax.default, aten._safe_softmax.default)
 def _softmax(call: Call) -> LinearStep:
     y, dim = call.out.detach(), call.leaves[1]
+    if y.ndim == 0:  # the softmax of one number is 1
+        return make_step(lambda *_: None, lambda *_: None)
     moved = shifted(dim, y.ndim)
 
     def along(t: Tensor, dim: int) -> Outputs:
@@ -140,6 +160,8 @@ def _softmax(call: Call) -> LinearStep:
 @rule(aten._log_softmax.default)
 def _log_softmax(call: Call) -> LinearStep:
     p, dim = call.out.detach().exp(), call.leaves[1]
+    if p.ndim == 0:
+        return make_step(lambda *_: None, lambda *_: None)
     moved = shifted(dim, p.ndim)
     return make_step(
         lambda t, *_: t - (p * t).sum(dim, keepdim=True),

@@ -68,6 +68,17 @@ class Call:
         args = [rebuilt(value) for value in self.args]
         return self.op(*args, **{name: rebuilt(value) for name, value in self.kwargs.items()})
 
+    def replace(self, old: Tensor, new: Tensor) -> None:
+        """Put ``new`` wherever the call refers to ``old``."""
+
+        def other(value: Any) -> Any:
+            if isinstance(value, list | tuple):
+                return type(value)(other(v) for v in value)
+            return new if value is old else value
+
+        self.args, self.out, self.leaves = other(self.args), other(self.out), other(self.leaves)
+        self.kwargs = {name: other(value) for name, value in self.kwargs.items()}
+
     def without(self, position: int) -> Call:
         """The same call, which no longer holds on to one argument that ``run`` will replace."""
         args = tuple(None if i == position else value for i, value in enumerate(self.args))
