@@ -168,12 +168,13 @@ class LinearOperator(ABC):
         """An operator with the same diagonal, hence trace, that may be cheaper to multiply with."""
         return self
 
-    def plan(self) -> str:
+    def plan(self, *, forms: bool = False) -> str:
         """How products are made from now on, in a word or two, decided now and once.
 
         Whoever is going to take many products asks first. What is worth keeping for them is kept
         from the first one on, so that they do not depend on how many were made before; a matrix
         with another plan gives the same products up to rounding. Empty where there is no choice.
+        ``forms`` says that only quadratic forms are wanted, for which less is worth keeping.
         """
         parts = [p for value in vars(self).values() for p in _operators(value)]
         plans = dict.fromkeys(part.plan() for part in parts)

@@ -69,9 +69,11 @@ class Curvature(LinearOperator):
         problem = self.problem.identity_in_order if drawn else self.problem.identity
         return "curvature", problem, self._mix, self.space.names
 
-    def plan(self) -> str:
+    def plan(self, *, forms: bool = False) -> str:
         """``"kept"`` or ``"streamed"``; see :meth:`LinearOperator.plan`."""
         keep = self._options.keep
+        if forms and self._mix.residual == 0.0:
+            return ""
         with full_precision(self.device):
             if layers_of(self.problem).plan(self._mix, self.space, self._options):
                 return "kept"

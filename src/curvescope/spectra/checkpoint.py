@@ -24,6 +24,8 @@ FORMAT = "curvescope checkpoint 1"
 _OTHER = {
     "task": "it is one of {there}",
     "matrix": "the matrix is another one",
+    "plan": "products are {there} there and {here} here, where another amount of memory is free: "
+    "keep=True or keep=False asks for one of them",
     "generator": "the generator began in another state, that of another seed",
 }
 

@@ -99,6 +99,9 @@ class Watch:
     Ctrl-C is held back until the next :meth:`tick`, where the state (which ``state`` returns) is
     that of a whole number of steps. Only Python's own handler in the main thread is replaced.
 
+    The operator is asked for its plan before the first product, so that products do not depend on
+    what was done with it before; ``forms`` says that only quadratic forms are taken.
+
     ``settings`` are what decides the numbers besides the matrix: with them a saved state is
     recognized. ``products`` counts those that recognizing the matrix took.
     """
@@ -109,6 +112,8 @@ class Watch:
         A: LinearOperator,
         settings: Mapping[str, object],
         state: Callable[[], State],
+        *,
+        forms: bool = False,
         **control: object,
     ) -> None:
         unknown = set(control) - set(Control.__annotations__)
@@ -124,6 +129,7 @@ class Watch:
         self.interrupted = False
         self._task, self._state = task, state
         self._returns = on_interrupt == "return"
+        settings = {**settings, "plan": A.plan(forms=forms)}
         self._checkpoint = None if path is None else Checkpoint(os.fspath(path), task, A, settings)  # type: ignore[call-overload]
         self.products = 0 if self._checkpoint is None else self._checkpoint.products
         self._every = _checks.positive_int(task, "every", every)  # type: ignore[arg-type]

@@ -73,7 +73,9 @@ def trace(
     def sample(X: Tensor) -> Tensor:
         return A.quadratic(X.T)
 
-    samples, spent, status = _sample("trace", A, probes, sample, generator, block, **control)
+    samples, spent, status = _sample(
+        "trace", A, probes, sample, generator, block, forms=True, **control
+    )
     if probes >= A.shape[0]:
         return _exact(float(samples.mean) * samples.count, spent, samples.count, status)
     return samples.estimate(spent, status)
@@ -229,6 +231,7 @@ def _sample(
     block: int,
     *,
     shape: tuple[int, ...] = (),
+    forms: bool = False,
     **control: Unpack[Control],
 ) -> tuple[Samples, int, Status]:
     """Samples from ``probes`` signs, or all unit vectors if they suffice; products; the end."""
@@ -241,7 +244,7 @@ def _sample(
         return {**samples.state(), "generator": generator.get_state()}
 
     settings = {"method": "plain", "probes": probes, "block": block, "generator": generator}
-    watch = Watch(task, A, settings, state, **control)
+    watch = Watch(task, A, settings, state, forms=forms, **control)
     with watch:
         saved = watch.restore()
         if saved is not None:
