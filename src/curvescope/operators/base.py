@@ -251,5 +251,6 @@ class LinearOperator(ABC):
 
 def _operators(value: object) -> list[LinearOperator]:
     """The operators that an attribute holds."""
-    things = value if isinstance(value, list | tuple) else [value]
-    return [thing for thing in things if isinstance(thing, LinearOperator)]
+    if isinstance(value, list | tuple):
+        return [A for thing in value for A in _operators(thing)]
+    return [value] if isinstance(value, LinearOperator) else []
