@@ -26,6 +26,8 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of packages that PyTorch's tests would like to have
     from torch.testing._internal.common_methods_invocations import op_db
     from torch.testing._internal.opinfo.core import OpInfo, SampleInput
+# The import forbids everybody to set torch's switches.
+setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)  # noqa: B010
 
 LARGEST = 3000  # entries of the arguments, or of the result, that a sample may have
 STEP = 1e-5  # of differences of gradients
