@@ -27,7 +27,7 @@ with warnings.catch_warnings():
     from torch.testing._internal.common_methods_invocations import op_db
     from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 # The import forbids everybody to set torch's switches.
-setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)  # noqa: B010
+torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
 
 LARGEST = 3000  # entries of the arguments, or of the result, that a sample may have
 STEP = 1e-5  # of differences of gradients
