@@ -214,7 +214,7 @@ class Certificate:
         tensors = posterior_file(path)
         if not tensors.exists():
             return certificate
-        if file_digest(tensors) != certificate.posterior_sha256:
+        if file_digest(io.check_tensors(tensors)) != certificate.posterior_sha256:
             msg = f"{where}: {tensors.name} is not the posterior that the certificate names"
             raise CurvescopeError(msg)
         stored, _ = io.read_tensors(tensors, ours=True)

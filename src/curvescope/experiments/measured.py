@@ -107,7 +107,7 @@ def measured_run(
     trained.finished_run(folder)
     identity = digest(
         file_digest(folder / "config.json"),
-        file_digest(folder / "weights" / "final.safetensors"),
+        file_digest(io.check_tensors(folder / "weights" / "final.safetensors")),
     )
     reports = None if again else _kept(folder, identity, measuring)
     source = "kept"

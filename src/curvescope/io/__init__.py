@@ -31,6 +31,7 @@ from curvescope.io.stored import (
 )
 from curvescope.io.tensors import (
     NOTES,
+    check_tensors,
     notes_of,
     read_notes,
     read_tensors,
@@ -52,6 +53,7 @@ __all__ = [
     "array_headers",
     "atomic",
     "atomic_all",
+    "check_tensors",
     "decode",
     "encode",
     "flush",

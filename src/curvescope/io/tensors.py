@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import safetensors
@@ -94,11 +96,35 @@ def read_tensors(
         CurvescopeError: If the file is missing, truncated, not a safetensors file, or not as it was
             written.
     """
+    with _opened(path, links=links) as file:
+        metadata = dict(file.metadata() or {})
+        tensors = {name: file.get_tensor(name) for name in file.keys()}
+    noted = metadata.pop(_KEY, None)
+    if noted is None and ours:
+        msg = f"{str(path)!r}: has no checksum; it is damaged, or not from this version"
+        raise CurvescopeError(msg)
+    if noted is not None and noted != checksum(tensors, sorted(metadata.items())):
+        msg = f"{str(path)!r}: is damaged, its checksum is wrong; restore it or make it anew"
+        raise CurvescopeError(msg)
+    return tensors, metadata
+
+
+def check_tensors(path: PathLike) -> Path:
+    """The path, if it is that of a safetensors file as long as its header says; cheap.
+
+    Raises:
+        CurvescopeError: If it is missing, truncated, longer, or not a safetensors file.
+    """
+    with _opened(path):
+        return Path(path)
+
+
+@contextmanager
+def _opened(path: PathLike, *, links: bool = True) -> Iterator[Any]:
     check_regular(path, links=links)
     try:
         with safetensors.safe_open(os.fspath(path), framework="pt") as file:
-            metadata = dict(file.metadata() or {})
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            yield file
     except OSError as error:
         msg = unreadable(path, error)
         raise CurvescopeError(msg) from None
@@ -108,14 +134,6 @@ def read_tensors(
             "damaged or foreign"
         )
         raise CurvescopeError(msg) from None
-    noted = metadata.pop(_KEY, None)
-    if noted is None and ours:
-        msg = f"{str(path)!r}: has no checksum; it is damaged, or not from this version"
-        raise CurvescopeError(msg)
-    if noted is not None and noted != checksum(tensors, sorted(metadata.items())):
-        msg = f"{str(path)!r}: is damaged, its checksum is wrong; restore it or make it anew"
-        raise CurvescopeError(msg)
-    return tensors, metadata
 
 
 def read_notes(path: PathLike) -> dict[str, Any]:

@@ -69,6 +69,7 @@ def find_runs(root: Path) -> list[Found]:
     for folder, below, files in os.walk(root, onerror=_exhausted, followlinks=False):
         place = Path(folder)
         depth = len(place.relative_to(root).parts)
+        there = {*files, *below}
         below[:] = sorted(
             name
             for name in below
@@ -76,7 +77,7 @@ def find_runs(root: Path) -> list[Found]:
             and name not in ("stages", "weights", "figures")
             and depth < _DEEPEST
         )
-        if "config.json" in files:
+        if "config.json" in there:
             run = _describe(root, place) if contained(root, place) else _leading_out(root, place)
             if run is not None:
                 found.append(run)

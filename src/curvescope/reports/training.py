@@ -48,7 +48,7 @@ def render_training(folder: Path, *, home: str = "", analysis: str = "") -> str:
 def weights_checksum(folder: Path) -> str | None:
     """The SHA-256 of the file with the final weights; None where there is none yet."""
     file = folder / "weights" / "final.safetensors"
-    return file_digest(file) if file.exists() else None
+    return file_digest(io.check_tensors(file)) if file.exists() else None
 
 
 # Sections -------------------------------------------------------------------------------

@@ -60,8 +60,12 @@ class TrainingFolder:
         return result_of(self.path, self._owner)
 
     def epochs(self) -> list[Epoch]:
-        """The log so far."""
-        return epochs_of(self.path, self._owner)
+        """The log so far; all of it, where the run is finished."""
+        epochs, result = epochs_of(self.path, self._owner), self.result()
+        if result is not None and len(epochs) != done_of(self.config, result):
+            msg = f"{str(self.path)!r}: is damaged, metrics.jsonl lacks epochs; train again"
+            raise CurvescopeError(msg)
+        return epochs
 
     def weights(self, name: str) -> Path:
         """The file of kept weights, ``initial`` or ``final``, if they are those of this run.
@@ -133,7 +137,7 @@ class RunFolder:
         if result is None:
             self.refuse("result.json is gone")
         epochs = epochs_of(self.path, self._owner)
-        done = self._config.recipe.epochs if result.diverged is None else result.diverged - 1
+        done = done_of(self._config, result)
         if len(epochs) != done:
             self.refuse(f"the log ends at epoch {len(epochs)}, the run at {done}")
         if result.diverged is None:
@@ -213,6 +217,11 @@ class RunFolder:
 def identity_of(config: Training) -> str:
     """By what the files of a run know that they belong to it."""
     return str(io.pack(config)["checksum"])
+
+
+def done_of(config: Training, result: Result) -> int:
+    """The epochs of a finished run: one that diverged ends before its last."""
+    return config.recipe.epochs if result.diverged is None else result.diverged - 1
 
 
 def result_of(folder: Path, owner: str) -> Result | None:
