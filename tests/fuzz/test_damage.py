@@ -1,6 +1,6 @@
 """Damaged files through the commands: refused in one sentence, or read as if nothing had happened.
 
-``CURVESCOPE_FUZZ=2500`` tries so many cases instead of 300.
+``CURVESCOPE_FUZZ=2500`` tries so many cases instead of 300, from that of ``CURVESCOPE_FUZZ_FIRST``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tests.fuzz.mutations import mutations_of
 from tests.fuzz.workspace import CASES, Reader, make, use_toys
 
 TRIED = int(os.environ.get("CURVESCOPE_FUZZ", "300"))
+FIRST = int(os.environ.get("CURVESCOPE_FUZZ_FIRST", "0"))
 PATIENCE = 30
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="pipes are files on POSIX")
@@ -122,7 +123,7 @@ def test_damage_is_refused_in_one_sentence_or_harmless(
     use_toys(monkeypatch)
     names, known = sorted(CASES), Known()
     wrong = []
-    for number in range(TRIED):
+    for number in range(FIRST, FIRST + TRIED):
         source = Random(number)
         found = tried(spaces, tmp_path / "case", names[number % len(names)], source, known)
         if found is not None:

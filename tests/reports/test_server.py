@@ -335,12 +335,13 @@ def test_a_page_leads_from_a_training_to_its_analysis(runs: Path, tmp_path: Path
 def test_a_training_that_diverged_or_is_damaged(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "trained", tmp_path / "a")
     owner = identity_of(TrainingFolder(tmp_path / "a").config)
+    first = TrainingFolder(tmp_path / "a").epochs()[0]
     io.save(tmp_path / "a" / "result.json", Result(None, None, 2), owner=owner)
     (tmp_path / "a" / "weights" / "final.safetensors").unlink()
     log = tmp_path / "a" / "metrics.jsonl"
-    *epochs, last = TrainingFolder(tmp_path / "a").epochs()
-    epochs.append(replace(last, test_loss=float("nan")))
-    log.write_text("".join(io.line(log, epoch, owner=owner) for epoch in epochs))
+    with pytest.raises(CurvescopeError, match=r"metrics\.jsonl lacks epochs"):  # has one too many
+        render_training(tmp_path / "a")
+    log.write_text(io.line(log, replace(first, test_loss=float("nan")), owner=owner))
     page = render_training(tmp_path / "a")
     assert "diverged in epoch 2; there are no final weights" in page
     assert "not there yet" in page

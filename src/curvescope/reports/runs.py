@@ -141,11 +141,15 @@ def kind_of(place: Path) -> str:
     named = {Analysis.__name__: "analysis", Training.__name__: "training"}
     if (kind := named.get(io.header(config) or "")) is not None:
         return kind
-    if not isinstance(config, dict):
-        return ""
-    if config.get("kind") == "analysis":  # of an earlier version, which is refused with its reason
-        return "analysis"
-    return "training" if {"recipe", "network"} <= config.keys() else ""
+    if isinstance(config, dict):
+        if config.get("kind") == "analysis":  # of an earlier version, refused with its reason
+            return "analysis"
+        if {"recipe", "network"} <= config.keys():
+            return "training"
+    if _looks_like_ours(place):
+        msg = "config.json: holds neither an analysis nor a training"
+        raise CurvescopeError(msg)
+    return ""
 
 
 def _looks_like_ours(place: Path) -> bool:
