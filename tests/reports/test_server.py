@@ -339,7 +339,7 @@ def test_a_training_that_diverged_or_is_damaged(runs: Path, tmp_path: Path) -> N
     io.save(tmp_path / "a" / "result.json", Result(None, None, 2), owner=owner)
     (tmp_path / "a" / "weights" / "final.safetensors").unlink()
     log = tmp_path / "a" / "metrics.jsonl"
-    with pytest.raises(CurvescopeError, match=r"metrics\.jsonl lacks epochs"):  # has one too many
+    with pytest.raises(CurvescopeError, match=r"lacks epochs or has too many"):  # has one too many
         render_training(tmp_path / "a")
     log.write_text(io.line(log, replace(first, test_loss=float("nan")), owner=owner))
     page = render_training(tmp_path / "a")

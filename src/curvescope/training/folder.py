@@ -63,7 +63,8 @@ class TrainingFolder:
         """The log so far; all of it, where the run is finished."""
         epochs, result = epochs_of(self.path, self._owner), self.result()
         if result is not None and len(epochs) != done_of(self.config, result):
-            msg = f"{str(self.path)!r}: is damaged, metrics.jsonl lacks epochs or has too many; train again"
+            damage = "metrics.jsonl lacks epochs or has too many"
+            msg = f"{str(self.path)!r}: is damaged, {damage}; train again"
             raise CurvescopeError(msg)
         return epochs
 
