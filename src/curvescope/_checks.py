@@ -94,3 +94,14 @@ def columns(where: str, x: Tensor, rows: int, dtype: torch.dtype, device: torch.
         msg = f"{where}: lives on {device}, the vector on {x.device}; move it with x.to('{device}')"
         raise CurvescopeError(msg)
     return x
+
+
+def all_finite(where: str, *tensors: Tensor) -> None:
+    """Refuse results that have left the range of their type."""
+    for tensor in tensors:
+        if not bool(tensor.isfinite().all()):
+            msg = (
+                f"{where}: numbers overflow in {str(tensor.dtype).removeprefix('torch.')}; rescale "
+                "the inputs, or convert model and data with .double()"
+            )
+            raise CurvescopeError(msg)

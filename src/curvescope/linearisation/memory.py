@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from curvescope._checks import MemoryLimitError
+
 _UNKNOWN = 4 << 30  # when the system does not say: a careful guess
 _NAMES_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
 
@@ -143,3 +145,14 @@ def readable(count: float) -> str:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     raise AssertionError
+
+
+def need(where: str, what: str, needed: float, device: torch.device, remedy: str) -> None:
+    """Refuse work that takes more than half of the free memory, before it is begun."""
+    available = free(device)
+    if needed > 0.5 * available:
+        msg = (
+            f"{where}: {what} take {readable(needed)}, more than half of the {readable(available)} "
+            f"that are free; {remedy}"
+        )
+        raise MemoryLimitError(msg)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from curvescope import _checks
 from curvescope._checks import CurvescopeError
 from curvescope._state import full_precision
 from curvescope.linearisation.outputs import Mix, SampledFisher
@@ -50,6 +51,7 @@ class Curvature(LinearOperator):
         self._mix, self._options = mix, options or Options()
         self._options.check(type(self).__name__, problem)
         self.problem, self.space = problem, space or problem.params
+        self._sound = False  # whether a product has been looked at for overflow
         n = self.space.size
         psd = mix.psd(convex=problem.loss.convex)
         super().__init__(
@@ -58,10 +60,13 @@ class Curvature(LinearOperator):
 
     def _matmat(self, X: Tensor) -> Tensor:
         with full_precision(self.device):
-            closed = layers_of(self.problem).product(self._mix, self.space, X, self._options)
-            if closed is not None:
-                return closed
-            return sweep_of(self.problem).product(self._mix, self.space, X, self._options)
+            Y = layers_of(self.problem).product(self._mix, self.space, X, self._options)
+            if Y is None:
+                Y = sweep_of(self.problem).product(self._mix, self.space, X, self._options)
+        if not self._sound and bool(X.isfinite().all()):
+            _checks.all_finite(f"{self} @ x", Y)
+            self._sound = True
+        return Y
 
     def _decided_by(self) -> tuple[object, ...]:
         drawn = any(isinstance(matrix, SampledFisher) for matrix, _ in self._mix.outputs)

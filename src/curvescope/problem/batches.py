@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader, RandomSampler
 
 from curvescope._checks import CurvescopeError
 from curvescope.identity import digest, row_digests
+from curvescope.problem.passes import Passes
+from curvescope.problem.soundness import check_batch
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,15 @@ class Batches:
     could be walked only once, is read into memory.
     """
 
-    def __init__(self, data: Any, device: torch.device, batch_size: int | None) -> None:
-        self._device = device
+    def __init__(
+        self,
+        data: Any,
+        device: torch.device,
+        batch_size: int | None,
+        *,
+        batches_matter: bool = False,
+    ) -> None:
+        self._device, self._batches_matter = device, batches_matter
         self.targets: list[Any] = []  # of data given whole, as tensors
         if isinstance(getattr(data, "tensors", None), tuple):
             data = data.tensors
@@ -46,6 +55,7 @@ class Batches:
             isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Tensor)
         ):
             inputs, target = _pair(data)
+            check_batch(inputs, target, 0)
             self._data: Iterable[Any] = _cut(inputs, target, batch_size)
             self.targets = [target]
         elif isinstance(data, Iterable) and not isinstance(data, str | Tensor):
@@ -62,6 +72,8 @@ class Batches:
             self.length = None
         if self.length == 0:
             raise CurvescopeError(_EMPTY)
+        fixed = isinstance(self._data, list | tuple)  # tensors that are there, pass after pass
+        self._passes = None if fixed else Passes(whole_batches=batches_matter)
 
     @property
     def shuffles(self) -> bool:
@@ -72,12 +84,31 @@ class Batches:
 
     def __iter__(self) -> Iterator[Batch]:
         nothing = True
+        notes: list[Tensor] = []
         for index, item in enumerate(self._data):
             nothing = False
             inputs, target = _pair(item)
-            yield Batch(self._move(inputs), self._move(target), index)
+            check_batch(inputs, target, index)
+            batch = Batch(self._move(inputs), self._move(target), index)
+            if self._passes is not None:
+                notes.append(self._passes.note((batch.inputs, batch.target)))
+            yield batch
         if nothing:
             raise CurvescopeError(_EMPTY)
+        if self._passes is not None and not self._passes.same(notes):
+            msg = f"Problem(data): two passes over the data disagree: {self.why_passes_differ()}"
+            raise CurvescopeError(msg)
+
+    def why_passes_differ(self) -> str:
+        """The likely cause where two passes bring different data."""
+        if self._batches_matter and self.shuffles:
+            return (
+                "batch norm in mode='train' with a shuffling loader makes other batches each time; "
+                "use shuffle=False"
+            )
+        if self.shuffles:
+            return "the loader shuffles and its samples change (random augmentation?)"
+        return "the data changes between passes (random augmentation or a consumed stream?)"
 
     def digests(self) -> tuple[str, str]:
         """The data by content: as samples without order, and as the batches that they come in.
@@ -95,8 +126,13 @@ class Batches:
 
     def _move(self, tree: Any) -> Any:
         return pytree.tree_map_only(
-            Tensor, lambda t: t.detach().to(self._device, non_blocking=True), tree
+            Tensor, lambda t: _usable(t).to(self._device, non_blocking=True), tree
         )
+
+
+def _usable(t: Tensor) -> Tensor:
+    """Without a graph; a tensor of ``torch.inference_mode`` could not be saved for derivatives."""
+    return t.clone() if t.is_inference() else t.detach()
 
 
 _EMPTY = "Problem(data): the data is empty; at least one sample is needed"

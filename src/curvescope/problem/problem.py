@@ -22,6 +22,7 @@ from curvescope.problem.calling import call_with, decoder_inputs
 from curvescope.problem.losses import Loss, LossAt, as_loss
 from curvescope.problem.losses.own import MODEL, own_loss
 from curvescope.problem.params import ParamSpace, Selection
+from curvescope.problem.soundness import check_mode, check_model, check_weights
 
 log = logging.getLogger("curvescope")
 
@@ -78,10 +79,8 @@ class Problem:
         mode: str = "eval",
         batch_size: int | None = None,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            msg = f"Problem(model): needs a torch.nn.Module, got {type(model).__name__}"
-            raise CurvescopeError(msg)
-        self.model = model
+        check_model(model)
+        self.model: nn.Module = model
         # A model that takes labels may have a loss of its own, looked at when it is needed.
         self._named = loss if isinstance(loss, str) and _takes_labels(model) else None
         if loss == MODEL and self._named is None:
@@ -92,7 +91,7 @@ class Problem:
         with _state.exclusive(model):
             self.params = ParamSpace.of(model, params)
             self.device, self.dtype = _device_and_dtype(model, self.params)
-            _check_weights(model)
+            check_weights(model)
             self._snapshot = Snapshot(_numbers(model))
         if batch_size is not None:
             _checks.positive_int("Problem", "batch_size", batch_size)
@@ -102,7 +101,7 @@ class Problem:
                     "them as a list"
                 )
                 raise CurvescopeError(msg)
-        self.data = Batches(data, self.device, batch_size)
+        self.data = Batches(data, self.device, batch_size, batches_matter=mode == "train")
         if self._named is None:
             for target in self.data.targets:
                 self.loss.check_target(target)
@@ -194,6 +193,7 @@ class Problem:
     @contextmanager
     def evaluation(self) -> Iterator[None]:
         """The model as this problem sees it: mode set, attention differentiable; restored after."""
+        check_mode(self.device)
         mode: _state.Mode = "norms train" if self.mode == "train" else "eval"
         notice = nullcontext() if self._checked else _state.watching(_AttentionNotice())
         with _state.held(self.model, mode), _state.differentiable(), notice:
@@ -302,18 +302,9 @@ class Problem:
             raise CurvescopeError(msg)
         (v1, g1), (v2, g2) = self._pass(gradient=True), self._pass(gradient=True)
         if not (_close(v1, v2) and _close(g1, g2)):
-            if self.mode == "train" and self.data.shuffles:
-                cause = (
-                    "batch norm in mode='train' with a shuffling loader makes other batches each "
-                    "time; use shuffle=False"
-                )
-            elif self.data.shuffles:
-                cause = "the loader shuffles and its samples change (random augmentation?)"
-            else:
-                cause = (
-                    "the data changes between passes (random augmentation or a consumed stream?)"
-                )
-            msg = f"Problem.check: two passes over the data disagree: {cause}"
+            msg = (
+                f"Problem.check: two passes over the data disagree: {self.data.why_passes_differ()}"
+            )
             raise CurvescopeError(msg)
 
     def _random_cause(self) -> str:
@@ -361,16 +352,6 @@ def _device_and_dtype(model: nn.Module, space: ParamSpace) -> tuple[torch.device
         )
         raise CurvescopeError(msg)
     return devices.pop(), dtypes.pop()
-
-
-def _check_weights(model: nn.Module) -> None:
-    for name, p in model.named_parameters():
-        if p.device.type != "meta" and not bool(torch.isfinite(p.detach()).all()):
-            kind = "NaN" if bool(torch.isnan(p.detach()).any()) else "infinite"
-            msg = (
-                f"Problem(model): parameter {name!r} has {kind} entries; the weights must be finite"
-            )
-            raise CurvescopeError(msg)
 
 
 def _numbers(model: nn.Module) -> list[Tensor]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from curvescope._checks import CurvescopeError
 from curvescope.problem import Problem
 from curvescope.problem.batches import Batches
 from curvescope.problem.losses import Terms
@@ -54,7 +55,10 @@ def scores(problem: Problem) -> Scores:
         total, weight = total + at.value().double(), weight + at.weight
         samples += at.count
         shown.append(at.each())
-    value = float(total / (weight or 1.0))
+    if weight == 0.0:
+        msg = "Problem(data): no target counts (all are ignored)"
+        raise CurvescopeError(msg)
+    value = float(total / weight)
     terms = [own for own in shown if own is not None]
     stderr = _stderr(terms, value) if len(terms) == len(shown) else float("inf")
     return Scores(Estimate(value, stderr, 0, samples), _error(terms), samples)

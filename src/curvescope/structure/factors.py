@@ -14,7 +14,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from curvescope import _checks
 from curvescope._checks import CurvescopeError, Inapplicable
+from curvescope.linearisation import memory
 from curvescope.linearisation.layers import (
     Capture,
     capture,
@@ -124,6 +126,7 @@ def kronecker_factors(
             members: Members = {ALL: (None, seen.samples, loss.weight)}
             if by_class:
                 members, classes = _by_label(piece, seen.output, loss)
+            _check_size(seen, len({*members, *(label for _, label in moments)}))
             directions = root(LossHessian(), loss, seen.output, piece.index)
             _add_piece(seen, directions, members, moments)
         for own in moments.values():
@@ -151,6 +154,22 @@ def _piece_size(problem: Problem, batch: Batch, names: Sequence[str]) -> int:
     outputs = sum(few.positions[name] * matrix_shape(few.modules[name])[0] for name in names)
     numbers = outputs + sum(x.numel() for x in few.inputs.values()) / few.samples
     return max(16, int(CACHE / few.output.element_size() / numbers))
+
+
+def _check_size(seen: Capture, labels: int) -> None:
+    """Directions of all samples, and three copies of all moments of each label."""
+    classes, item = seen.output[0].numel(), seen.output.element_size()
+    moments = 0
+    for name, layer in seen.modules.items():
+        m, n = matrix_shape(layer)
+        moments += m * m + n * n + n * seen.positions[name]
+    memory.need(
+        "kronecker_factors",
+        f"{classes:,} outputs of {seen.samples} samples and the factors of {labels} label(s)",
+        item * (2 * seen.samples * classes**2 + 3 * labels * moments),
+        seen.output.device,
+        "use fewer layers, smaller batches or fewer classes",
+    )
 
 
 def _add_piece(
@@ -235,4 +254,5 @@ def _factors(
         inputs = torch.cat([torch.cat([inputs, edge], 1), torch.cat([edge.T, corner], 1)])
         mean = torch.cat([mean, ones])
     mean = mean[:, 0] if mean.shape[1] == 1 else mean
+    _checks.all_finite(f"kronecker_factors, layer {name!r}", errors, inputs, mean)
     return KroneckerFactors(name, errors.to(dtype), inputs.to(dtype), mean.to(dtype), bias, share)

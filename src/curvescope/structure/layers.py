@@ -17,18 +17,20 @@ its features averaged over positions and its errors summed, so that ``Δ ⊗ H``
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from curvescope._checks import Inapplicable
+from curvescope import _checks
+from curvescope._checks import CurvescopeError, Inapplicable
 from curvescope._state import full_precision
-from curvescope.linearisation import samples
+from curvescope.linearisation import memory, samples
 from curvescope.linearisation.extended import extended
 from curvescope.linearisation.layers import linear_layers, record_layers
+from curvescope.linearisation.patches import Layer
 from curvescope.problem import Problem
 from curvescope.problem.losses import Classes
 from curvescope.structure.moments import LayerMoments
@@ -130,6 +132,9 @@ def layer_statistics(
     modules = dict(problem.model.named_modules(remove_duplicate=False))
     found = {}
     for name, own in layer_moments(problem, layers=layers).items():
+        _checks.all_finite(
+            f"layer_statistics, layer {name!r}", own.second_features, own.second_errors
+        )
         weight: Any = modules[name].weight
         W = weight.detach().double().flatten(1)
         found[name] = LayerStatistics(
@@ -148,6 +153,7 @@ def layer_moments(
     current: list[Classes] = []
 
     def directions(z: Tensor, target: Any) -> Tensor:
+        _check_size(problem, names, z)
         e = extended(problem.loss, z, target, "layer_statistics(problem)")
         if len(e.labels) != len(z):
             msg = (
@@ -171,7 +177,25 @@ def layer_moments(
                 for name, record in records.items():
                     own = moments.setdefault(name, LayerMoments(record, current[0].classes))
                     own.add(record, current[0])
+    if not any(bool(own.counts.any()) for own in moments.values()):
+        msg = "Problem(data): no target counts (all are ignored)"
+        raise CurvescopeError(msg)
     return moments
+
+
+def _check_size(problem: Problem, names: Sequence[str], z: Tensor) -> None:
+    """The directions of the samples, and the means of all pairs of classes, for each layer."""
+    classes = max(2, z[0].numel())
+    modules = dict(problem.model.named_modules(remove_duplicate=False))
+    rows = [cast(Layer, modules[name]).weight.shape[0] for name in names]
+    each = 8 * (sum(rows) + 3 * max(rows)) + 2 * z.element_size() * len(z)
+    memory.need(
+        "layer_statistics(problem)",
+        f"means of {classes:,}² pairs of classes for {len(names)} layer(s)",
+        each * classes**2,
+        problem.device,
+        "use fewer layers, or samples of fewer classes",
+    )
 
 
 # Statistics from moments ------------------------------------------------------------------------

@@ -1,0 +1,73 @@
+"""Whether a loader brings the same data in every pass, noticed while it does.
+
+A product sums over one pass, and an estimator compares the products of many. A loader with random
+augmentation makes each of them belong to another matrix, as does one that shuffles where the
+batches are part of the loss. So a number is noted for each sample, its product with a fixed random
+vector, and a second pass must bring the same numbers: in any order, or in the same batches. The
+cost is one look at the inputs, which a product takes several of, after the loader has copied them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+_TOLERANCE = 1e-4  # of the largest number; products round differently in other batches
+
+
+class Passes:
+    """The numbers of the first whole pass, to which all later ones are held.
+
+    Args:
+        whole_batches: Whether the same samples must come in the same batches.
+
+    >>> passes = Passes(whole_batches=False)
+    >>> X = torch.eye(3)
+    >>> passes.same([passes.note(X)]), passes.same([passes.note(X[[2, 0]]), passes.note(X[1:2])])
+    (True, True)
+    >>> passes.same([passes.note(X + 0.1)])
+    False
+    """
+
+    def __init__(self, *, whole_batches: bool) -> None:
+        self._whole_batches = whole_batches
+        self._first: Tensor | None = None
+        self._vectors: dict[tuple[int, int, torch.device], Tensor] = {}
+
+    def note(self, tree: Any) -> Tensor:
+        """A number for each sample of a batch; or one for the batch."""
+        leaves = [t.detach() for t in pytree.tree_leaves(tree) if isinstance(t, Tensor)]
+        lengths = {len(t) if t.ndim else 0 for t in leaves}
+        samples = lengths.pop() if len(lengths) == 1 and 0 not in lengths else 1
+        numbers = [self._project(i, t.reshape(samples, -1)) for i, t in enumerate(leaves)]
+        if not numbers:
+            return torch.zeros(1, dtype=torch.float64)
+        total = torch.stack([n.to(numbers[0].device) for n in numbers]).sum(0)
+        return total.sum()[None] if self._whole_batches else total
+
+    def _project(self, leaf: int, rows: Tensor) -> Tensor:
+        rows = torch.view_as_real(rows).flatten(1) if rows.is_complex() else rows
+        rows = rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
+        key = leaf, rows.shape[1], rows.device
+        v = self._vectors.get(key)
+        if v is None:
+            g = torch.Generator().manual_seed(leaf)
+            v = torch.randn(rows.shape[1], generator=g).to(rows.device)
+            self._vectors[key] = v
+        return (rows @ v.to(rows.dtype)).double()
+
+    def same(self, notes: list[Tensor]) -> bool:
+        """Whether a whole pass brought what the first one did; the first is remembered."""
+        numbers = torch.cat(notes).sort().values
+        if self._first is None:
+            self._first = numbers
+        first = self._first
+        if numbers.shape != first.shape:
+            return False
+        scale = first.abs().nan_to_num(0.0, 0.0, 0.0).max()
+        return torch.allclose(
+            numbers, first, rtol=0.0, atol=float(_TOLERANCE * scale), equal_nan=True
+        )
