@@ -123,7 +123,7 @@ def test_empty_batches(road: str, first: bool) -> None:
 def test_data_in_which_no_target_counts(road: str) -> None:
     X, _ = data()
     problem = Problem(network(), (X, torch.full((len(X),), -100)))
-    with pytest.raises(cs.CurvescopeError, match="all are ignored|one class label"):
+    with pytest.raises(cs.CurvescopeError, match=r"all are ignored|one class label"):
         ROADS[road](problem)
 
 

@@ -35,33 +35,35 @@ class Passes:
     def __init__(self, *, whole_batches: bool) -> None:
         self._whole_batches = whole_batches
         self._first: Tensor | None = None
-        self._vectors: dict[tuple[int, int, torch.device], Tensor] = {}
+        self._vectors: dict[tuple[int, int, torch.dtype, torch.device], Tensor] = {}
 
     def note(self, tree: Any) -> Tensor:
         """A number for each sample of a batch; or one for the batch."""
-        leaves = [t.detach() for t in pytree.tree_leaves(tree) if isinstance(t, Tensor)]
+        leaves = [t for t in pytree.tree_leaves(tree) if isinstance(t, Tensor)]
         lengths = {len(t) if t.ndim else 0 for t in leaves}
         samples = lengths.pop() if len(lengths) == 1 and 0 not in lengths else 1
-        numbers = [self._project(i, t.reshape(samples, -1)) for i, t in enumerate(leaves)]
-        if not numbers:
-            return torch.zeros(1, dtype=torch.float64)
-        total = torch.stack([n.to(numbers[0].device) for n in numbers]).sum(0)
+        total: Tensor | None = None
+        for i, leaf in enumerate(leaves):
+            number = self._project(i, leaf.reshape(samples, -1))
+            total = number if total is None else total + number
+        if total is None:
+            return torch.zeros(1)
         return total.sum()[None] if self._whole_batches else total
 
     def _project(self, leaf: int, rows: Tensor) -> Tensor:
-        rows = torch.view_as_real(rows).flatten(1) if rows.is_complex() else rows
-        rows = rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
-        key = leaf, rows.shape[1], rows.device
+        if rows.dtype not in (torch.float32, torch.float64):
+            rows = (torch.view_as_real(rows).flatten(1) if rows.is_complex() else rows).float()
+        key = leaf, rows.shape[1], rows.dtype, rows.device
         v = self._vectors.get(key)
         if v is None:
             g = torch.Generator().manual_seed(leaf)
-            v = torch.randn(rows.shape[1], generator=g).to(rows.device)
+            v = torch.randn(rows.shape[1], generator=g).to(rows.device, rows.dtype)
             self._vectors[key] = v
-        return (rows @ v.to(rows.dtype)).double()
+        return torch.mv(rows, v)
 
     def same(self, notes: list[Tensor]) -> bool:
         """Whether a whole pass brought what the first one did; the first is remembered."""
-        numbers = torch.cat(notes).sort().values
+        numbers = torch.cat(notes).double().sort().values
         if self._first is None:
             self._first = numbers
         first = self._first
