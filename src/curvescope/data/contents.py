@@ -20,7 +20,7 @@ from curvescope.data.places import Place, cache_folder, path_of
 from curvescope.identity import checksum
 from curvescope.io import read_json, write_json
 
-# The largest file of the catalogue has 156 MB; a gzipped file that unfolds to more is foreign.
+# The largest file of the catalogue has 170 MB; one that is longer, or unfolds to more, is foreign.
 _LARGEST = 2**28
 _ARCHIVE = 2**31
 _UNREADABLE = (OSError, EOFError, zlib.error, tarfile.TarError, ValueError, LookupError)
@@ -87,6 +87,8 @@ def contents(
             key = os.fspath(path.resolve())
         except OSError as error:
             raise _unreadable(where, source, path, error) from None
+        if stat.st_size > _LARGEST:
+            raise _too_long(where, source, path)
         stamp: Stamp = [stat.st_size, stat.st_mtime_ns, file.md5]
         shown = str(path)
         if reading is not None:
@@ -108,10 +110,7 @@ def _read(where: str, source: Source, path: Path) -> bytes:
     except _UNREADABLE as error:
         raise _unreadable(where, source, path, error) from None
     if len(raw) > _LARGEST:
-        msg = (
-            f"{where}: {path} is not a file of {source.name}, it is far too long; {_again(source)}"
-        )
-        raise CurvescopeError(msg)
+        raise _too_long(where, source, path)
     return raw
 
 
@@ -150,6 +149,11 @@ def _compare(where: str, source: Source, file: File, shown: str, raw: bytes) -> 
             f"data set (the MD5 of its contents is {md5}, not {file.md5}); {_again(source)}"
         )
         raise CurvescopeError(msg)
+
+
+def _too_long(where: str, source: Source, path: Path) -> CurvescopeError:
+    what = f"is not a file of {source.name}, it is far too long"
+    return CurvescopeError(f"{where}: {path} {what}; {_again(source)}")
 
 
 def _unreadable(where: str, source: Source, path: Path, error: Exception) -> CurvescopeError:
