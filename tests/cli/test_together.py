@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -78,9 +79,14 @@ def test_the_last_file_is_never_older_than_the_others(tmp_path: Path, monkeypatc
     assert seen == [False] * 3
 
 
+@dataclass(frozen=True)
+class Line:
+    epoch: int
+
+
 def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(CurvescopeError, match=r"none/log.*cannot be written .No such file"):
-        io.append_json_line(tmp_path / "none" / "log", {"epoch": 1})
+        io.append_line(tmp_path / "none" / "log", Line(1))
 
 
 def test_a_folder_for_results_is_checked_and_not_made(tmp_path: Path) -> None:
