@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
 
 import curvescope as cs
 from curvescope.operators.layer import layers_of
@@ -94,7 +95,7 @@ def needs_several_samples(case: Case) -> bool:
     return any(case.mode == "train" or m.running_mean is None for m in norms)
 
 
-@pytest.mark.parametrize("name", [case.name for case in CASES if case.name != "checkpoint"])
+@pytest.mark.parametrize("name", [case.name for case in CASES])
 def test_products_of_single_parameters(name: str) -> None:
     case = BY_NAME[name]
     turns = itertools.repeat(None) if os.environ.get("CURVESCOPE_FULL") else itertools.count()
@@ -151,3 +152,39 @@ def test_the_trial_with_the_model_s_own_weights_leaves_them_alone() -> None:
         layers_of(problem)
         cs.Hessian(problem).footprint()
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
+
+
+class CheckpointedNorm(nn.Module):
+    """A batch norm in a checkpoint, which runs it again in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.norm, self.fc2 = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = checkpoint(lambda x: torch.tanh(self.norm(self.fc1(x))), x, use_reentrant=False)
+        return self.fc2(h)
+
+
+@pytest.mark.parametrize("parameter", [None, "fc1.weight", "fc1.bias", "norm.weight", "fc2.bias"])
+@pytest.mark.parametrize("trained", [True, False])
+def test_checkpoints_run_again_with_the_same_variables(
+    parameter: str | None, trained: bool
+) -> None:
+    """Four samples of four numbers: weights and activations have one shape, and can be mistaken."""
+    model = CheckpointedNorm().double()
+    data = [(x.double(), y) for x, y in classes(4, sizes=(4, 4))]
+    reference = Reference(
+        model, data, BY_NAME["cross_entropy"].reference_loss, mode="train", per_batch=True
+    )
+    full = {"hessian": reference.hessian(), "gauss_newton": reference.gauss_newton()}
+    if not trained:
+        model.requires_grad_(False)
+    problem = cs.Problem(model, data, params=parameter or reference.names, mode="train")
+    part = reference.slice(parameter) if parameter else slice(None)
+    block = {matrix: m[part, part] for matrix, m in full.items()}
+    owned = belongings(model, data)
+    expected = reference.gradient()[part]
+    assert_relative(problem.gradient(), expected, rtol=RTOL, what="gradient", scale=1.0)
+    check(problem, block, float(full["hessian"].norm()), owned, str(parameter))
+    assert all(p.requires_grad is trained for p in model.parameters())

@@ -11,8 +11,9 @@ This needs samples that do not see each other, and layers that are used once; bo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -63,6 +64,7 @@ class Capture:
     edges: dict[str, GradientEdge]  # where the cotangents of the layers' outputs appear
     positions: dict[str, int]  # of each sample
     operations: frozenset[str]  # that lie behind the layers
+    again: Callable[[], AbstractContextManager[None]]  # the model as it was, for checkpoints
 
     @property
     def samples(self) -> int:
@@ -71,9 +73,10 @@ class Capture:
 
     def pull_back(self, u: Tensor, *, last: bool = False) -> dict[str, Tensor]:
         """The cotangent ``u`` of the output at each layer's output; ``last`` frees the graph."""
-        found = torch.autograd.grad(
-            self.output, list(self.edges.values()), u, retain_graph=not last
-        )
+        with self.again():
+            found = torch.autograd.grad(
+                self.output, list(self.edges.values()), u, retain_graph=not last
+            )
         return dict(zip(self.edges, found, strict=True))
 
     def rows(self, name: str) -> Tensor:
@@ -118,7 +121,8 @@ def capture(problem: Problem, batch: Batch, layers: Sequence[str]) -> Capture:
         return remember
 
     with ExitStack() as stack:
-        stack.enter_context(problem.evaluation())
+        again = partial(problem.evaluation, frozenset(variables))
+        stack.enter_context(again())
         for name, module in modules.items():
             # First in the queue: it sees the layer's own output, whatever other hooks make of it.
             handle = module.register_forward_hook(hook(name), prepend=True, with_kwargs=True)
@@ -134,7 +138,7 @@ def capture(problem: Problem, batch: Batch, layers: Sequence[str]) -> Capture:
         name: groups(module) * numbers[name] // (z.shape[0] * module.weight.shape[0])
         for name, module in modules.items()
     }
-    return Capture(z, modules, inputs, edges, positions, operations)
+    return Capture(z, modules, inputs, edges, positions, operations, again)
 
 
 def _check_called(layers: Sequence[str], inputs: dict[str, Tensor]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -93,6 +93,9 @@ class Problem:
             self.device, self.dtype = _device_and_dtype(model, self.params)
             check_weights(model)
             self._snapshot = Snapshot(_numbers(model))
+            self._parameters = list(model.named_parameters())
+            # Where a forward pass may write to buffers.
+            self._statistics = [m for m in model.modules() if mode == "train" and m._buffers]
         if batch_size is not None:
             _checks.positive_int("Problem", "batch_size", batch_size)
             if mode == "train":
@@ -191,12 +194,50 @@ class Problem:
     # One evaluation ------------------------------------------------------------------------------
 
     @contextmanager
-    def evaluation(self) -> Iterator[None]:
-        """The model as this problem sees it: mode set, attention differentiable; restored after."""
+    def evaluation(self, variables: Container[str] | None = None) -> Iterator[None]:
+        """The model as this problem sees it: mode set, attention differentiable; restored after.
+
+        Backward passes belong inside as well, for models with checkpoints; ``variables`` are the
+        names that :meth:`output` is called with there, those of the problem by default.
+        """
         check_mode(self.device)
+        variables = self.params.shapes if variables is None else variables
         mode: _state.Mode = "norms train" if self.mode == "train" else "eval"
         notice = nullcontext() if self._checked else _state.watching(_AttentionNotice())
-        with _state.held(self.model, mode), _state.differentiable(), notice:
+        with (
+            _state.held(self.model, mode),
+            _state.differentiable(),
+            notice,
+            self._as_called(variables),
+        ):
+            yield
+
+    @contextmanager
+    def _as_called(self, variables: Container[str]) -> Iterator[None]:
+        """The model's own tensors as :meth:`output` replaces them.
+
+        A checkpoint runs its layers again in the backward pass, with what it finds in the model:
+        the same parameters must be variables there, or it would save other tensors than before and
+        derivatives would be wrong; and running statistics must not be written to.
+        """
+        others = [p for name, p in self._parameters if p.requires_grad != (name in variables)]
+        if not others and not self._statistics:
+            yield
+            return
+        flags = [(p, p.requires_grad) for p in others]
+        buffers = [(module, dict(module._buffers)) for module in self._statistics]
+
+        def put_back() -> None:
+            for p, flag in flags:
+                p.requires_grad_(flag)
+            for module, own in buffers:
+                module._buffers.update(own)
+
+        with _state.undone(put_back):
+            for p, flag in flags:
+                p.requires_grad_(not flag)
+            for module, own in buffers:
+                module._buffers.update({n: b if b is None else b.clone() for n, b in own.items()})
             yield
 
     def variables(self) -> dict[str, Tensor]:
