@@ -9,12 +9,17 @@ far below any real mistake.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 import curvescope as cs
 from tests.cases import BY_NAME, CASES
 from tests.conformance import assert_relative, random_block
+from tests.reference.curvature import concatenate
 
 STEP, RTOL = 1e-6, 1e-7
 # Where the model says "constant" (detach, no_grad, a padding row) the Hessian treats it as one;
@@ -48,3 +53,31 @@ def test_differences_of_the_librarys_own_gradient(name: str) -> None:
 
     difference = (gradient(STEP) - gradient(-STEP)) / (2 * STEP)
     assert_relative(cs.Hessian(case.problem()) @ v, difference, rtol=RTOL, what="own gradient")
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+@pytest.mark.parametrize(
+    ("name", "theirs"),
+    [
+        ("layer-norm", torch.func.hessian),
+        ("weight-norm", lambda f: torch.func.jacrev(torch.func.jacrev(f))),
+    ],
+)
+def test_where_torch_itself_is_wrong(name: str, theirs: Any) -> None:
+    """PyTorch 2.13 errs by percents on these layers; if this fails, correct the guide."""
+    case = BY_NAME[name]
+    model, (x, y) = case.model(), concatenate(case.data())[0]
+    named = {n: p.detach() for n, p in model.named_parameters()}
+    sizes = [p.numel() for p in named.values()]
+
+    def loss(flat: Tensor) -> Tensor:
+        pieces = zip(named.items(), flat.split(sizes), strict=True)
+        state = {n: piece.view(p.shape) for (n, p), piece in pieces}
+        return F.cross_entropy(torch.func.functional_call(model, state, (x,)), y)
+
+    flat = torch.cat([p.reshape(-1) for p in named.values()])
+    v = random_block(len(flat), 1, torch.float64, seed=32)[:, 0]
+    ahead, behind = (torch.func.grad(loss)(flat + s * STEP * v) for s in (1, -1))
+    difference = (ahead - behind) / (2 * STEP)
+    assert_relative(cs.Hessian(case.problem()) @ v, difference, rtol=RTOL, what="ours")
+    assert (theirs(loss)(flat) @ v - difference).norm() > 0.01 * difference.norm()
