@@ -178,9 +178,10 @@ def _one(
                 "name another --out, or replace it by --again"
             )
             raise CurvescopeError(msg)
+        _tidy(out, entry)
         return found
     with _held(out, settings.work), Display(quiet=quiet) as display:
-        _remove_parts(out / entry.name)
+        _remove_parts(out / entry.name, settings.work)
         display.stage(entry.name)
 
         def tell(text: str) -> None:
@@ -203,15 +204,17 @@ def _held(*folders: Path) -> Iterator[None]:
         yield
 
 
-def _remove_parts(place: Path) -> None:
-    """What a killed process has left of an entry."""
+def _remove_parts(place: Path, work: Path) -> None:
+    """What killed processes have left of an entry, and of parts and trained networks."""
+    from curvescope import io
+
     for folder in place.glob(".part-*"):
         shutil.rmtree(folder, ignore_errors=True)
+    io.remove_parts(place, *(folder for folder in (work, *work.rglob("*")) if folder.is_dir()))
 
 
 def _write(out: Path, record: Record) -> None:
     """Pictures, page and outcome of an entry, which appear together; then the index."""
-    from curvescope import io
     from curvescope.catalogue.record import FILE
     from curvescope.cli.staging import staged
     from curvescope.reports import reproduction
@@ -224,5 +227,22 @@ def _write(out: Path, record: Record) -> None:
                 file.replace(fresh / file.name)
     finally:
         if (place / FILE).is_file():
-            with io.atomic(out / "INDEX.md") as temporary:
-                temporary.write_text(reproduction.index(out), encoding="utf-8")
+            _write_index(out)
+
+
+def _write_index(out: Path) -> None:
+    from curvescope import io
+    from curvescope.reports import reproduction
+
+    with io.atomic(out / "INDEX.md") as temporary:
+        temporary.write_text(reproduction.index(out), encoding="utf-8")
+
+
+def _tidy(out: Path, entry: Entry) -> None:
+    """After a kill between an outcome and the index."""
+    from curvescope import io
+
+    if io.part_files(out) or any((out / entry.name).glob(".part-*")):
+        with _held(out):
+            _remove_parts(out / entry.name, out)
+            _write_index(out)

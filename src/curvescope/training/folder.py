@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -145,7 +146,14 @@ class RunFolder:
             final = self.path / "weights" / "final.safetensors"
             _check_weights(final, self._owner, done)
             load_weights(final, model)
+        self._tidy()
         return result, tuple(epochs)
+
+    def _tidy(self) -> None:
+        """Remove what a process has left that was killed at the very end."""
+        with suppress(OSError, CurvescopeError):  # a folder may be read without being ours to write
+            (self.path / "state.safetensors").unlink(missing_ok=True)
+            io.remove_parts(self.path, self.path / "weights")
 
     def begin(self, model: nn.Module) -> None:
         """Write the configuration and the initial weights, unless they are there."""
