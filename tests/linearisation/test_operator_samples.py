@@ -125,9 +125,13 @@ FORMS: dict[str, Callable[[Tensor], Tensor]] = {
     "experts": lambda x: torch.zeros(6).double().scatter(
         0, x.topk(2).indices, x.topk(2).values.exp()
     ),
+    "log of a sigmoid": lambda x: F.logsigmoid(3 * x) + F.logsigmoid(x - x[0]),
+    "cumulated product": lambda x: x.cumprod(0),
+    "cumulated product of a zero": lambda x: torch.cat([x[:2], x[:1] * 0, x[3:]]).cumprod(0),
+    "product of a zero": lambda x: torch.cat([x[:2], x[:1] * 0, x[3:]]).prod(0),
 }  # fmt: skip
 ON_GRAPHS = {
-    "complex in the middle", "as_strided of a transposed result",
+    "complex in the middle", "as_strided of a transposed result", "cumulated product of a zero", "product of a zero",
 }  # fmt: skip
 
 

@@ -204,6 +204,10 @@ def mish_backward(g: Tensor, x: Tensor) -> Tensor:
     return g * (t + x * s * (1 - t * t))
 
 
+def log_sigmoid_backward(g: Tensor, x: Tensor, buffer: Tensor) -> Tensor:
+    return g * torch.sigmoid(-x)
+
+
 # Softmax, backwards -----------------------------------------------------------------------------
 
 
@@ -229,6 +233,7 @@ APART: dict[Any, Callable[..., Any]] = {
     aten._weight_norm_interface_backward.default: weight_norm_backward,
     aten.silu_backward.default: silu_backward,
     aten.mish_backward.default: mish_backward,
+    aten.log_sigmoid_backward.default: log_sigmoid_backward,
     aten._softmax_backward_data.default: softmax_backward,
     aten._log_softmax_backward_data.default: log_softmax_backward,
 }

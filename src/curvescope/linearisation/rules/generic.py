@@ -43,6 +43,16 @@ def _scatter_reduce(call: Call) -> LinearStep:
     return generic(call)
 
 
+@rule(aten.cumprod.default)
+def _cumprod(call: Call) -> LinearStep:
+    # Beside a zero, the backward pass that is taken without create_graph is right as it stands, but
+    # its derivative is not.
+    if bool((call.leaves[0] == 0).any()):
+        msg = f"{call.op} of a zero"
+        raise Untraceable(msg)
+    return generic(call)
+
+
 @rule(aten.triangular_solve.default)
 def _triangular_solve(call: Call) -> LinearStep:
     # It returns a part of its argument beside the solution, of which torch knows no derivative.

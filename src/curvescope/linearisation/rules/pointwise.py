@@ -125,6 +125,13 @@ def _masked_fill(call: Call) -> LinearStep:
     )
 
 
+@rule(aten.log_sigmoid_forward.default)
+def _log_sigmoid(call: Call) -> LinearStep:
+    """Its second result is a note for the backward pass, which is written without it in `apart`."""
+    slope = torch.sigmoid(-call.leaves[0].detach())
+    return make_step(lambda t: (t * slope, None), lambda t: (t * slope, None))
+
+
 @rule(aten.where.self)
 def _where(call: Call) -> LinearStep:
     """What is not chosen does not count, not even when it is not a number."""
