@@ -131,7 +131,8 @@ FORMS: dict[str, Callable[[Tensor], Tensor]] = {
     "product of a zero": lambda x: torch.cat([x[:2], x[:1] * 0, x[3:]]).prod(0),
 }  # fmt: skip
 ON_GRAPHS = {
-    "complex in the middle", "as_strided of a transposed result", "cumulated product of a zero", "product of a zero",
+    "complex in the middle", "as_strided of a transposed result", "cumulated product of a zero",
+    "product of a zero",
 }  # fmt: skip
 
 
