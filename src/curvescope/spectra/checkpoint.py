@@ -81,6 +81,8 @@ class Checkpoint:
     def _differences(self, there: dict[str, str]) -> list[str]:
         """Which things are others there, in words."""
         names = ["task"] if there["task"] != self._belongs["task"] else [*self._belongs]
+        if there.get("matrix") != self._belongs.get("matrix"):  # the products of another matrix
+            names = [name for name in names if name != "plan"]
         found = []
         for name in names:
             other, own = there.get(name, "nothing"), self._belongs[name]
