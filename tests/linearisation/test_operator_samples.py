@@ -12,8 +12,9 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+import curvescope as cs
 from curvescope.linearisation.memory import address, held
 from curvescope.linearisation.recorder import Recorder
 from tests.linearisation.operator_samples import (
@@ -141,6 +142,13 @@ def test_old_and_odd_forms(name: str) -> None:
     for x in (tensor(6), tensor(12)[::2], tensor(6, seed=1).abs()):
         verdict = judge(FORMS[name], SampleInput(x))
         assert verdict.kind == ("graph" if name in ON_GRAPHS else "tape"), verdict
+
+
+def test_gradients_that_are_no_derivatives() -> None:
+    model = nn.Sequential(nn.Embedding(5, 4, scale_grad_by_freq=True), nn.Flatten()).double()
+    problem = cs.Problem(model, (torch.tensor([[1, 1], [2, 3]]), torch.tensor([0, 5])))
+    with pytest.raises(cs.CurvescopeError, match="set scale_grad_by_freq=False"):
+        cs.GaussNewton(problem) @ torch.ones(problem.params.size).double()
 
 
 @pytest.mark.parametrize("name", ["cholesky", "linalg.solve", "linalg.det", "linalg.slogdet"])
