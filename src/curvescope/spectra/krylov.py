@@ -48,6 +48,8 @@ class Krylov:
         self.scale = 0.0  # the largest coefficient seen: a lower bound of the norm
         self.dropped = 0.0
         self.products = 0
+        # Components of the random start vectors in the rows, [q, capacity]; a restart forgets them.
+        self.starts = torch.zeros(0, self.capacity, dtype=torch.float64)
         # Multiplied and pending rows (m, p). A step sets this pair last, so that an interrupted
         # step leaves the decomposition before it.
         self.counts = (0, 0)
@@ -89,8 +91,11 @@ class Krylov:
     def start(self, rows: Tensor) -> int:
         """Make given directions ``[b, n]`` pending; return how many were independent."""
         noise = 16 * torch.finfo(rows.dtype).eps * float(torch.linalg.vector_norm(rows))
-        _, outside = self._append(rows, noise)
+        inside, outside = self._append(rows, noise)
         m, p = self.counts
+        fresh = torch.zeros(rows.shape[0], self.capacity, dtype=torch.float64)
+        fresh[:, : self.used + outside.shape[0]] = torch.cat([inside, outside]).T
+        self.starts = torch.cat([self.starts, fresh])
         self.counts = (m, p + outside.shape[0])
         return outside.shape[0]
 
@@ -178,19 +183,21 @@ class Krylov:
         if a != b:
             self.basis[[a, b]] = self.basis[[b, a]]
             self.matrix[[a, b]] = self.matrix[[b, a]]
+            self.starts[:, [a, b]] = self.starts[:, [b, a]]
 
-    def favour(self, ritz: Tensor) -> None:
-        """Turn the pending directions so that those which carry most residual of ``ritz`` lead.
+    def favour(self, directions: Tensor) -> None:
+        """Turn the pending directions so that those which ``directions: [p, j]`` have most of lead.
 
         The residuals of Ritz vectors ``Y`` are ``F G Y``: the leading left singular vectors of
         ``G Y`` are where a product does most for them.
         """
-        if self.pending < 2 or ritz.shape[1] == 0:
+        if self.pending < 2 or directions.shape[1] == 0:
             return
-        u = torch.linalg.svd(self.coupling @ ritz, full_matrices=True)[0]
+        u = torch.linalg.svd(directions, full_matrices=True)[0]
         rows = slice(self.size, self.used)
         self.basis[rows] = u.T.to(self.basis) @ self.basis[rows]
         self.matrix[rows, : self.size] = u.T @ self.matrix[rows, : self.size]
+        self.starts[:, rows] = self.starts[:, rows] @ u
 
     def ritz_vectors(self, ritz: Tensor) -> Tensor:
         """``V Y`` as columns ``[n, k]``."""
@@ -207,6 +214,7 @@ class Krylov:
         self.matrix.zero_()
         self.matrix[:keep, :keep] = torch.diag(values)
         self.matrix[keep : keep + p, :keep] = coupling
+        self.starts = self.starts[:0]
         self.counts = (keep, p)
 
     # Saving -------------------------------------------------------------------------------------
@@ -216,13 +224,19 @@ class Krylov:
         counts = torch.tensor([*self.counts, self.products])
         reals = torch.tensor([self.scale, self.dropped], dtype=torch.float64)
         basis = self.basis[: self.used]
-        return {"basis": basis, "matrix": self.matrix, "counts": counts, "reals": reals}
+        return {
+            "basis": basis,
+            "matrix": self.matrix,
+            "starts": self.starts,
+            "counts": counts,
+            "reals": reals,
+        }
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Take up a saved state."""
         m, p, self.products = (int(x) for x in state["counts"])
         self.basis[: m + p] = state["basis"].to(self.basis)
-        self.matrix = state["matrix"].clone()
+        self.matrix, self.starts = state["matrix"].clone(), state["starts"].clone()
         self.scale, self.dropped = (float(x) for x in state["reals"])
         self.counts = (m, p)
 
