@@ -2,14 +2,18 @@
 
 Two estimates agree when their difference is within four standard errors. A standard error from a
 few probes is itself uncertain, so the four are widened to the quantile of Student's distribution
-that has the same tail (6·10⁻⁵): with eight probes or more, a sound run fails about one check in
-sixteen thousand.
+that has the same tail (6·10⁻⁵): a sound run fails about one check in sixteen thousand where the
+samples are about normal, which they are once the outliers have been taken out. That is an alarm's
+level, not an interval's: :meth:`curvescope.spectra.estimate.Estimate.interval` covers any spectrum.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import floor, hypot, isfinite, log10
+
+from scipy.stats import norm
+from scipy.stats import t as student
 
 from curvescope._checks import AnyFloat
 
@@ -79,13 +83,12 @@ def agree(
 def reach(a: Number, b: Number) -> float:
     """How many standard errors two numbers may be apart.
 
-    Student's quantile by its expansion in the degrees of freedom (Fisher and Cornish 1960), which
-    are Welch's for the difference of two means.
+    Student's quantile, whose degrees of freedom are Welch's for the difference of two means.
 
     >>> reach(Number(1.0), Number(2.0, 0.1, 10**6))
     4.0
-    >>> reach(Number(1.0), Number(2.0, 0.1, 10))     # Student's with 9 degrees is 7.00
-    6.93
+    >>> reach(Number(1.0), Number(2.0, 0.1, 10))
+    7.0
     """
     parts = [
         (number.stderr**2, number.probes - 1)
@@ -95,11 +98,8 @@ def reach(a: Number, b: Number) -> float:
     spread = sum(part**2 / degrees for part, degrees in parts)
     if spread == 0:
         return _DEVIATIONS
-    f, z = sum(part for part, _ in parts) ** 2 / spread, _DEVIATIONS
-    first = (z**3 + z) / 4
-    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return round(z + first / f + second / f**2 + third / f**3, 2)
+    degrees = sum(part for part, _ in parts) ** 2 / spread
+    return round(float(student.isf(norm.sf(_DEVIATIONS), degrees)), 2)
 
 
 def plus_minus(value: float, stderr: float, *, keep: bool = False) -> str:

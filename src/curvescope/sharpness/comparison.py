@@ -214,7 +214,7 @@ def _correlation(
     if len(pairs) < 2 or not len(a) == len(b) == len(pairs):
         return None
     tau = kendall(a, b)
-    return RankCorrelation(mode, measure, figure, tau, spearman(a, b), chance(a, b, tau))
+    return RankCorrelation(mode, measure, figure, tau, spearman(a, b), chance(a, b))
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from curvescope import _checks
 from curvescope._checks import CurvescopeError
-from curvescope.spectra.estimate import Samples
+from curvescope.spectra.estimate import Samples, quantile
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Curve:
 
     ``sigma`` is the width of the bumps. ``outliers`` were taken out exactly and are not part of
     ``values``: draw each as a mass ``1/n``. A log-density has all of this for ``log(|λ| + eps)``.
+    ``unseen`` is how high a node would be that the probes happen not to have at a point.
     """
 
     grid: Tensor  # [points]
@@ -34,16 +35,32 @@ class Curve:
     stderr: Tensor  # [points], infinite for one probe
     outliers: Tensor  # [c]
     sigma: float
+    probes: int = 0  # 0: not sampled
+    unseen: Tensor | None = None  # [points]
 
     @property
     def mass(self) -> float:
         """``∫ values``, cell by cell."""
         return float(self.values.sum() * (self.grid[1] - self.grid[0]))
 
-    def band(self, deviations: float = 2.0) -> tuple[Tensor, Tensor]:
-        """Lower and upper curve at so many standard errors; the lower one is never negative."""
-        reach = deviations * self.stderr
-        return (self.values - reach).clamp(min=0.0), self.values + reach
+    def band(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Lower and upper curve between which the curve of infinitely many probes lies.
+
+        At every point on its own, in at least ``level`` of all runs: the error of sampling, as in
+        :func:`curvescope.spectra.estimate.quantile`. Where nodes are rare, the spread of few probes
+        says little; there the upper curve is at least as high as a node that each of ``n`` probes
+        has missed with the probability ``(1 − level) / 2``. What the number of steps and the width
+        of the bumps do is no matter of chance and not part of the band.
+        """
+        if self.probes == 0:
+            return self.values, self.values
+        reach = quantile(level, self.probes) * self.stderr
+        low, high = (self.values - reach).clamp(min=0.0), self.values + reach
+        if self.unseen is not None:
+            rare = 1 - ((1 - level) / 2) ** (1 / self.probes)
+            low = torch.where(self.values > rare * self.unseen, low, torch.zeros_like(low))
+            high = torch.maximum(high, rare * self.unseen)
+        return low, high
 
 
 class Measure(Protocol):
@@ -150,8 +167,24 @@ def _smooth(
     grid = torch.linspace(centre - half, centre + half, points, dtype=torch.float64)
     cell = grid[1] - grid[0]
     edges = torch.cat([grid - cell / 2, grid[-1:] + cell / 2])
-    samples = Samples((points,))
+    samples, unseen = Samples((points,)), Samples((points,))
     for t, w in zip(nodes, weights, strict=True):
         shares = torch.special.ndtr((edges[:, None] - t) / sigma).diff(dim=0)
         samples.add((shares @ w / cell)[None])
-    return Curve(grid, samples.mean, samples.stderr, outliers, float(sigma))
+        unseen.add(
+            _neighbours(t, w, grid)[None] / (max(sigma, float(cell)) * math.sqrt(2 * math.pi))
+        )
+    return Curve(
+        grid, samples.mean, samples.stderr, outliers, float(sigma), len(nodes), unseen.mean
+    )
+
+
+def _neighbours(t: Tensor, w: Tensor, grid: Tensor) -> Tensor:
+    """The weight of the lighter of the two nodes around every point, ``[points]``."""
+    t, order = t[w > 0].sort()
+    w = w[w > 0][order]
+    if len(t) == 0:
+        return torch.zeros_like(grid)
+    right = torch.searchsorted(t, grid).clamp(max=len(t) - 1)
+    left = (torch.searchsorted(t, grid) - 1).clamp(min=0)
+    return torch.minimum(w[left], w[right])

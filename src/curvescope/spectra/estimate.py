@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Generic, TypeVar
 
 import torch
+from scipy.stats import t as student
 from torch import Tensor
 
-from curvescope._checks import NOT_FINITE, AnyFloat
+from curvescope._checks import NOT_FINITE, AnyFloat, CurvescopeError
 from curvescope.spectra.control import Status
 
 T = TypeVar("T", float, Tensor)
@@ -18,8 +20,15 @@ T = TypeVar("T", float, Tensor)
 class Estimate(Generic[T]):
     """``value ± stderr``: one standard error over the probes, infinite where one probe was all.
 
-    ``products`` counts the columns multiplied, ``probes`` the samples behind ``stderr``. ``bias``
-    bounds an error that more probes do not lower (0 for unbiased estimators).
+    ``stderr`` says how far the value is off in the root mean square. It is an estimate itself, and
+    two or three of it are no interval where the probes are few or one eigenvalue carries the sum:
+    :meth:`interval` is. ``products`` counts the columns multiplied, ``probes`` the samples behind
+    ``stderr``. ``bias`` bounds an error that more probes do not lower (0 for unbiased estimators).
+
+    >>> estimate = Estimate(10.0, 0.5, products=32, probes=32)
+    >>> low, high = estimate.interval(0.95)
+    >>> round(low, 2), round(high, 2)
+    (8.55, 11.45)
     """
 
     value: Annotated[T, NOT_FINITE]
@@ -28,6 +37,35 @@ class Estimate(Generic[T]):
     probes: int
     status: Status = Status.DONE
     bias: AnyFloat = 0.0
+
+    def interval(self, level: float = 0.95) -> tuple[T, T]:
+        """An interval that holds the truth in at least so many runs, for any spectrum.
+
+        ``value ± (quantile(level, probes) · stderr + bias)``; see :func:`quantile`.
+        """
+        reach = quantile(level, self.probes) * self.stderr + self.bias
+        return self.value - reach, self.value + reach
+
+
+def quantile(level: float, probes: int) -> float:
+    """How many standard errors an interval of this level reaches.
+
+    A sample ``vᵀ f(A) v = Σ f(λ_i) (u_iᵀ v)²`` is skewed as far as few eigenvalues carry it: the
+    mean of ``n`` samples is the least known when it is one, ``f(λ) χ²_1``, which a sample of few
+    cannot tell from a flat spectrum. What covers that case covers all: Student's quantile, with
+    ``0.65 √(n − 1)`` degrees of freedom in place of the ``n − 1`` of normal samples. (Below two
+    probes it is 1: the standard error of one probe is infinite, that of an exact number zero.)
+    ``benchmarks/calibration.py`` measures it.
+
+    >>> [round(quantile(0.95, n), 1) for n in (4, 8, 16, 32, 1000)]
+    [9.8, 5.1, 3.5, 2.9, 2.1]
+    """
+    if not 0 < level < 1:
+        msg = f"interval(level): level must lie between 0 and 1, got {level!r}"
+        raise CurvescopeError(msg)
+    if probes < 2:
+        return 1.0
+    return float(student.ppf((1 + level) / 2, 0.65 * math.sqrt(probes - 1)))
 
 
 class Samples:

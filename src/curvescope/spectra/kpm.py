@@ -58,7 +58,8 @@ class ChebyshevMoments:
         samples.add(damped @ cosines / (math.pi * torch.sqrt(1 - t * t)) / half)
         empty = torch.empty(0, dtype=torch.float64)
         grid = centre + half * t
-        return Curve(grid, samples.mean, samples.stderr, empty, math.pi / count * half)
+        width, probes = math.pi / count * half, len(self.moments)
+        return Curve(grid, samples.mean, samples.stderr, empty, width, probes)
 
 
 def jackson(count: int) -> Tensor:

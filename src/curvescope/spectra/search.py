@@ -20,8 +20,8 @@ A missed pair that shows takes part in the search, ``z`` goes on until the bound
 same, and another vector examines what is known then. As ``z`` is orthogonal to what was known, it
 has nothing of a copy that lies there: one that has grown out of rounding is about to show, or lies
 in a cluster that is narrower than the tolerance. So weakly coupled directions are multiplied
-before, for as long as they improve the pairs, and the others afterwards, until at most half of a
-copy can lie in them.
+before, for as long as they improve the pairs, and the others afterwards, until at most a tenth of
+a copy can lie in them.
 
 For outliers either takes a few products. Inside a dense bulk it would take many: unless the caller
 insists, it is given up, or not begun, as soon as its pace says so, and ``missed`` tells.
@@ -43,6 +43,8 @@ _ROUNDING = {torch.float64: 32, torch.float32: 10}
 dimensions. It is less in float32, whose long sums are in float64."""
 _PROMISING = 6
 """Products that an examination may take when its pace promises to end within them."""
+_INSIDE = 0.1
+"""The share of a copy that may lie in what was known before its examination."""
 
 
 class Search:
@@ -192,7 +194,7 @@ class Search:
         share = max(inside(krylov, point, best, rows) for point in points)
         self._share = min(share, 1.0)
         full = krylov.used + self.block > krylov.capacity < krylov.basis.shape[1]
-        return share > 0.5 and not full
+        return share > _INSIDE and not full
 
     def _begin_examination(self) -> None:
         krylov, n = self.krylov, self.krylov.basis.shape[1]

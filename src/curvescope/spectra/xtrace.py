@@ -14,6 +14,7 @@ is the mean of the ``t_i``. All of them come from one ``Q`` with range ``Y``, be
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor
 from curvescope.operators.base import LinearOperator
 from curvescope.spectra import probes as probing
 from curvescope.spectra.control import Status, Watch, require_finite
-from curvescope.spectra.estimate import Estimate, Samples
+from curvescope.spectra.estimate import Estimate
 from curvescope.spectra.rows import multiply
 
 if TYPE_CHECKING:
@@ -66,9 +67,10 @@ def xtrace(
 ) -> Estimate[float]:
     """``tr A`` from at most ``products`` products, ``block`` at a time; see the module.
 
-    The standard error is the spread of the ``t_i`` over ``√s``. They share all but one of their
-    vectors, which makes them dependent; the paper (sec. 2.2) finds this estimate to be reliable,
-    and the tests measure it.
+    The ``t_i`` share all but one of their vectors, so that their own spread tells too little. The
+    standard error is that of the jackknife: the spread of the estimates that leave out one of the
+    vectors altogether, ``√(Σ_j (t^(j) − mean)²)``, which is at least the error of an estimate from
+    ``s − 1`` vectors in the mean (Efron and Stein 1981). It takes small matrices, no products.
 
     >>> from curvescope.operators.simple import LowRank
     >>> A = LowRank(torch.eye(50, 2, dtype=torch.float64), torch.tensor([3.0, 4.0]).double())
@@ -76,7 +78,7 @@ def xtrace(
     7.0
     """
     n, s = A.shape[0], products // 2
-    began, samples, total = generator.get_state(), Samples(()), 2 * s
+    began, total = generator.get_state(), 2 * s
     stages: dict[str, Images] = {}
 
     def state() -> dict[str, Tensor]:
@@ -93,37 +95,76 @@ def xtrace(
         for done in stages["Y"]:
             watch.tick(done, total, done)
         Y = stages["Y"].done.T
-        Q, B = range_basis(Y)
+        Q = range_basis(Y)[0]
         total = s + Q.shape[1]
         stages["Z"] = Images(A, Q.T, block, saved.get("Z"))
         for done in stages["Z"]:
             watch.tick(s + done, total, s + done)
-        samples.add(_leave_one_out(omega.T, Y, Q, B, stages["Z"].done.T, n))
+        small = _Small.of(omega.T, Y, Q, stages["Z"].done.T)
+        estimate, stderr = float(small.leave_one_out(n).mean()), small.jackknife(n)
     status = Status.INTERRUPTED if watch.interrupted else Status.DONE
     spent = watch.products + sum(len(images.done) for images in stages.values())
-    return samples.estimate(spent, status)
+    return Estimate(estimate, stderr, spent, s, status)
 
 
-def _leave_one_out(omega: Tensor, Y: Tensor, Q: Tensor, B: Tensor, Z: Tensor, n: int) -> Tensor:
-    """The ``t_i``, ``[s]``, in float64 from small matrices."""
-    H = (Q.T @ Z).double()
-    H = (H + H.T) / 2
-    W, QY = (Q.T @ omega).double(), (Q.T @ Y).double()
-    quadratic = (omega.double() * Y).sum(0)
-    # s_i solves Bᵀ s = e_i; where e_i is not in the row space, column i adds nothing: s_i = 0.
-    pseudo = torch.linalg.pinv(B)
-    alone = (
-        (pseudo @ B).diagonal() > 1 - 1e-6
-        if B.shape[0]
-        else B.new_zeros(B.shape[1], dtype=torch.bool)
-    )
-    S = torch.where(
-        alone, pseudo.T / torch.linalg.vector_norm(pseudo.T, dim=0).clamp(min=1e-300), 0.0
-    )
-    X = W - S * (S * W).sum(0)
-    inside = H.diagonal().sum() - (S * (H @ S)).sum(0)
-    # uᵀ A u and ‖u‖² for u = ω − Q x, expanded in the small matrices
-    outside = quadratic - 2 * (X * QY).sum(0) + (X * (H @ X)).sum(0)
-    length = omega.double().square().sum(0) - (X * X).sum(0)
-    dimension = n - B.shape[0] + alone.double()
-    return inside + dimension * outside / length.clamp(min=1e-300)
+@dataclass(frozen=True)
+class _Small:
+    """Everything in coordinates of ``Q``, in float64: no long vectors are left."""
+
+    H: Tensor  # Qᵀ A Q, [r, r]
+    W: Tensor  # Qᵀ Ω, [r, s]
+    B: Tensor  # Qᵀ Y, [r, s]
+    quadratic: Tensor  # ω_iᵀ A ω_i, [s]
+    squares: Tensor  # ‖ω_i‖², [s]
+
+    @classmethod
+    def of(cls, omega: Tensor, Y: Tensor, Q: Tensor, Z: Tensor) -> _Small:
+        """From the test vectors, ``Y = A Ω``, its basis ``Q`` and ``Z = A Q``."""
+        H = (Q.T @ Z).double()
+        long = omega.double()
+        return cls(
+            (H + H.T) / 2,
+            (Q.T @ omega).double(),
+            (Q.T @ Y).double(),
+            (long * Y).sum(0),
+            long.square().sum(0),
+        )
+
+    def without(self, j: int) -> _Small:
+        """The same from all vectors but one."""
+        rest = [i for i in range(self.B.shape[1]) if i != j]
+        basis = range_basis(self.B[:, rest])[0]
+        return _Small(
+            basis.T @ self.H @ basis,
+            basis.T @ self.W[:, rest],
+            basis.T @ self.B[:, rest],
+            self.quadratic[rest],
+            self.squares[rest],
+        )
+
+    def jackknife(self, n: int) -> float:
+        """The standard error of the mean of the ``t_i``."""
+        means = [self.without(j).leave_one_out(n).mean() for j in range(self.B.shape[1])]
+        spread = torch.stack(means)
+        return float((spread - spread.mean()).square().sum().sqrt())
+
+    def leave_one_out(self, n: int) -> Tensor:
+        """The ``t_i``, ``[s]``."""
+        H, W, B = self.H, self.W, self.B
+        # s_i solves Bᵀ s = e_i; where e_i is not in the row space, column i adds nothing: s_i = 0.
+        pseudo = torch.linalg.pinv(B)
+        alone = (
+            (pseudo @ B).diagonal() > 1 - 1e-6
+            if B.shape[0]
+            else B.new_zeros(B.shape[1], dtype=torch.bool)
+        )
+        S = torch.where(
+            alone, pseudo.T / torch.linalg.vector_norm(pseudo.T, dim=0).clamp(min=1e-300), 0.0
+        )
+        X = W - S * (S * W).sum(0)
+        inside = H.diagonal().sum() - (S * (H @ S)).sum(0)
+        # uᵀ A u and ‖u‖² for u = ω − Q x, expanded in the small matrices
+        outside = self.quadratic - 2 * (X * B).sum(0) + (X * (H @ X)).sum(0)
+        length = self.squares - (X * X).sum(0)
+        dimension = n - B.shape[0] + alone.double()
+        return inside + dimension * outside / length.clamp(min=1e-300)

@@ -137,11 +137,11 @@ def _panel(values: Tensor, density: Density, label: str, *, scale: float) -> Pan
     counts = torch.histogram(values, edges).hist
     width = float(edges[1] - edges[0])
     heights = counts / counts.sum() / width
-    low, high = (scale * side for side in density.band(2.0))
+    low, high = (scale * side for side in density.band())
     curves = (
         Curve.of("exact eigenvalues", (edges[1:] + edges[:-1]) / 2, heights, kind="bars"),
         Curve.of(
-            "curvescope, ± 2 standard errors", grid[::2], scale * density.values[::2],
+            "curvescope, 95 % of runs", grid[::2], scale * density.values[::2],
             low=low[::2].clamp(min=1e-12), high=high[::2], colour=1,
         ),
     )  # fmt: skip
