@@ -1,12 +1,10 @@
-"""How often estimators are wrong, beside how often they say that they are.
+"""How often ``eigenpairs`` skips an eigenvalue, beside how often it says that it may.
 
-    python benchmarks/calibration.py pairs --seeds 400
-    python benchmarks/calibration.py errors --seeds 400
+    python benchmarks/calibration.py --seeds 400
 
-``pairs``: over matrices with clusters, repeated and nearly repeated eigenvalues and tails of small
-gaps, the share of runs of ``eigenpairs`` in which one of the true top ``k`` was skipped, that is, a
-returned value is worse than the true one of its place by more than its tolerance, beside the mean
-of ``missed``. ``errors``: the deviation of estimates in their standard errors. Diagonal operators,
+Over spectra with clusters, repeated and nearly repeated eigenvalues and tails of small gaps: the
+share of runs in which one of the true top ``k`` was skipped, that is, a value is worse than the
+true one of its place by more than its tolerance, beside the mean of ``missed``. Diagonal operators,
 whose products cost nothing; the results do not depend on the machine.
 """
 
@@ -185,7 +183,6 @@ def pairs(seeds: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("pairs", "errors"))
     parser.add_argument("--seeds", type=int, default=400)
     arguments = parser.parse_args()
     pairs(arguments.seeds)
