@@ -10,10 +10,9 @@ level, not an interval's: :meth:`curvescope.spectra.estimate.Estimate.interval` 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import floor, hypot, isfinite, log10
+from math import erfc, floor, hypot, isfinite, log10, sqrt
 
-from scipy.stats import norm
-from scipy.stats import t as student
+from curvescope.spectra.estimate import student
 
 from curvescope._checks import AnyFloat
 
@@ -99,7 +98,7 @@ def reach(a: Number, b: Number) -> float:
     if spread == 0:
         return _DEVIATIONS
     degrees = sum(part for part, _ in parts) ** 2 / spread
-    return round(float(student.isf(norm.sf(_DEVIATIONS), degrees)), 2)
+    return round(student(erfc(_DEVIATIONS / sqrt(2)) / 2, degrees), 2)
 
 
 def plus_minus(value: float, stderr: float, *, keep: bool = False) -> str:

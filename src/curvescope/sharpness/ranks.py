@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from scipy import stats
-
 
 def kendall(a: Sequence[float], b: Sequence[float]) -> float:
     """Kendall's τ-b: concordant less discordant pairs, over pairs that are tied in neither.
@@ -25,7 +23,9 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float:
     >>> round(spearman([1, 2, 3, 4], [1, 8, 27, 64]), 9), round(spearman([1, 2, 3], [1, 3, 2]), 9)
     (1.0, 0.5)
     """
-    return float(stats.spearmanr(a, b).statistic) if _varied(a) and _varied(b) else math.nan
+    from scipy.stats import spearmanr  # a second to import
+
+    return float(spearmanr(a, b).statistic) if _varied(a) and _varied(b) else math.nan
 
 
 def chance(a: Sequence[float], b: Sequence[float]) -> float:
@@ -38,8 +38,10 @@ def chance(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def _kendall(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
+    from scipy.stats import kendalltau
+
     tied = len(set(a)) < len(a) or len(set(b)) < len(b)
-    found = stats.kendalltau(a, b, method="asymptotic" if tied else "exact")
+    found = kendalltau(a, b, method="asymptotic" if tied else "exact")
     return float(found.statistic), float(found.pvalue)
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Annotated, Generic, TypeVar
 
 import torch
-from scipy.stats import t as student
 from torch import Tensor
 
 from curvescope._checks import NOT_FINITE, AnyFloat, CurvescopeError
@@ -65,7 +64,18 @@ def quantile(level: float, probes: int) -> float:
         raise CurvescopeError(msg)
     if probes < 2:
         return 1.0
-    return float(student.ppf((1 + level) / 2, 0.65 * math.sqrt(probes - 1)))
+    return student((1 - level) / 2, 0.65 * math.sqrt(probes - 1))
+
+
+def student(tail: float, degrees: float) -> float:
+    """What Student's variable with so many degrees of freedom exceeds with the probability ``tail``.
+
+    >>> round(student(0.025, 9), 3)
+    2.262
+    """
+    from scipy.special import stdtrit  # importing it adds a filter of warnings
+
+    return -float(stdtrit(degrees, tail))
 
 
 class Samples:

@@ -53,7 +53,7 @@ def range_basis(Y: Tensor) -> tuple[Tensor, Tensor]:
     require_finite("A Ω", Y)
     q, r = torch.linalg.qr(Y)
     u, s, vh = torch.linalg.svd(r.double())
-    cutoff = 10 * torch.finfo(Y.dtype).eps * Y.shape[1] * float(s.max())
+    cutoff = 10 * torch.finfo(Y.dtype).eps * Y.shape[1] * (float(s[0]) if len(s) else 0.0)
     rank = int((s > cutoff).sum())
     return q @ u[:, :rank].to(q), s[:rank, None] * vh[:rank]
 
@@ -81,7 +81,7 @@ def xtrace(
     7.0
     """
     n, s = A.shape[0], products // 2
-    began, total = generator.get_state(), 2 * s
+    began, total, estimate, stderr = generator.get_state(), 2 * s, 0.0, math.inf
     stages: dict[str, Images] = {}
 
     def state() -> dict[str, Tensor]:
