@@ -12,9 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import erfc, floor, hypot, isfinite, log10, sqrt
 
-from curvescope.spectra.estimate import student
-
 from curvescope._checks import AnyFloat
+from curvescope.spectra.estimate import student
 
 _DEVIATIONS = 4.0
 

@@ -68,7 +68,7 @@ def quantile(level: float, probes: int) -> float:
 
 
 def student(tail: float, degrees: float) -> float:
-    """What Student's variable with so many degrees of freedom exceeds with the probability ``tail``.
+    """What Student's variable with ``degrees`` of freedom exceeds with a probability ``tail``.
 
     >>> round(student(0.025, 9), 3)
     2.262
