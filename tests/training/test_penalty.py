@@ -120,7 +120,7 @@ def test_the_model_runs_once_in_a_step() -> None:
     train(net, data(), recipe, penalty=penalty("ggn"))
     steps = 3 * 4
     assert calls.count(True) == steps  # the others look at the model, or measure it
-    assert len(calls) <= steps + 4
+    assert len(calls) <= steps + 5  # three of them are of two samples at most
 
 
 @pytest.mark.parametrize("kind", ["ggn", "hessian"])
