@@ -92,9 +92,9 @@ def address(t: Tensor) -> int | None:
     >>> address(torch._efficientzerotensor((2,))) is None
     True
     """
-    if t.layout != torch.strided or t.device.type == "meta" or not t.numel() or t._is_zerotensor():
+    if t.layout is not torch.strided or not t.numel() or t._is_zerotensor():
         return None
-    return t.untyped_storage().data_ptr()
+    return t.untyped_storage().data_ptr() or None  # nowhere on the meta device
 
 
 def held(things: Iterable[Any], *more: Any) -> list[Tensor]:
