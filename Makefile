@@ -15,7 +15,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(STAMP) ## train, analyse and certify small networks, and name the report (ARGS=--open opens it)
+demo: $(STAMP) ## train, analyze and certify small networks, and name the report (ARGS=--open opens it)
 	$(ONE_THREAD) $(BIN)/curvescope demo $(ARGS)
 
 test: $(STAMP) ## run all tests and doctests

@@ -25,8 +25,8 @@ from workloads import WORKLOADS
 
 import curvescope as cs
 from curvescope.data.embedded import load_embedded
-from curvescope.linearisation.extended import class_directions
 from curvescope.operators.gram import GramForm
+from curvescope.record.extended import class_directions
 from curvescope.spectra.exact import exact_spectrum, log_distance
 from curvescope.structure.classes import class_structure
 from curvescope.structure.knockouts import class_knockouts
@@ -127,7 +127,7 @@ def spectrum(device: str, per_class: int, epochs: int, steps: int) -> dict[str, 
     )
     generator = torch.Generator().manual_seed(0)
     measure, took = timed(
-        lambda: cs.spectral_measure(G, steps=steps, reorthogonalise=False, generator=generator),
+        lambda: cs.spectral_measure(G, steps=steps, reorthogonalize=False, generator=generator),
         device,
     )
     found[f"Lanczos seconds, {steps} steps"] = took

@@ -2,7 +2,7 @@
 
     python benchmarks/estimators.py --workloads MLP LeNet5
 
-Everything that a user waits for is included: building the operator, linearising, keeping a basis
+Everything that a user waits for is included: building the operator, linearizing, keeping a basis
 orthogonal. All contestants work on the same weights (a short training run, so that the spectrum has
 outliers) and the same data in one process; each figure is a median over rounds. Products are
 columns multiplied.
@@ -132,10 +132,10 @@ def eigenpairs(model: nn.Module, X: Tensor, y: Tensor, k: int) -> dict[str, Run]
 def density(model: nn.Module, X: Tensor, y: Tensor) -> dict[str, Run]:
     """A spectral density from 64 Lanczos steps and 2 probes."""
 
-    def ours(reorthogonalise: bool = True) -> dict[str, Any]:
+    def ours(reorthogonalize: bool = True) -> dict[str, Any]:
         H = cs.Hessian(problem(model, X, y), keep=True)
         measure = cs.spectral_measure(
-            H, steps=64, probes=2, reorthogonalise=reorthogonalise, generator=generator()
+            H, steps=64, probes=2, reorthogonalize=reorthogonalize, generator=generator()
         )
         measure.density()
         return {"products": measure.products}
@@ -158,8 +158,8 @@ def density(model: nn.Module, X: Tensor, y: Tensor) -> dict[str, Run]:
         return {"products": 128}
 
     runs: dict[str, Run] = {"curvescope": ours}
-    runs["curvescope, no re-orthogonalisation"] = lambda: ours(reorthogonalise=False)
-    return runs | {"curvlinops, no re-orthogonalisation": curvlinops, "PyHessian": pyhessian}
+    runs["curvescope, no re-orthogonalization"] = lambda: ours(reorthogonalize=False)
+    return runs | {"curvlinops, no re-orthogonalization": curvlinops, "PyHessian": pyhessian}
 
 
 def trace(model: nn.Module, X: Tensor, y: Tensor) -> dict[str, Run]:

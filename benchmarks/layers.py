@@ -147,7 +147,7 @@ def cifar(samples: int, root: Path) -> tuple[nn.Module, Tensor, Tensor]:
         Path(__file__).parents[1] / "reproductions/training/cifar-10.safetensors"
     )
     start = "seed0."
-    data = dataset("cifar-10", root=root, normalise="channel")
+    data = dataset("cifar-10", root=root, normalize="channel")
     model = network("LeNet5", data.input_shape, data.classes)
     own = {k.removeprefix(start): v for k, v in weights.items() if k.startswith(start)}
     model.load_state_dict(own)

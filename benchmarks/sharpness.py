@@ -30,8 +30,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from workloads import WORKLOADS, mlp
 
+from curvescope.flatness import TraceRegularizer, minibatch_metric
 from curvescope.networks import network
-from curvescope.sharpness import TraceRegulariser, minibatch_metric
 from curvescope.training import Recipe
 from curvescope.training.engine import make_engine
 from curvescope.training.learner import Learner
@@ -106,10 +106,10 @@ def papers_way(model: nn.Module, X: Tensor, y: Tensor, kind: str) -> Tensor:
 
 
 def contestants(model: nn.Module, X: Tensor, y: Tensor) -> dict[str, Callable[[], Tensor]]:
-    """What each of them minimises."""
+    """What each of them minimizes."""
     g = torch.Generator().manual_seed(0)
-    ggn = TraceRegulariser("ggn", weight=WEIGHT, generator=g)
-    hessian = TraceRegulariser("hessian", weight=WEIGHT, generator=g)
+    ggn = TraceRegularizer("ggn", weight=WEIGHT, generator=g)
+    hessian = TraceRegularizer("hessian", weight=WEIGHT, generator=g)
     return {
         "plain": lambda: F.cross_entropy(model(X), y),
         "ggn, objective": lambda: ggn.objective(model, X, y).total,
@@ -172,7 +172,7 @@ def trainers(
     for name in ("plain", "ggn", "hessian"):
         if f"train, {name}" not in chosen:
             continue
-        penalty = None if name == "plain" else TraceRegulariser(name, weight=WEIGHT, generator=g)
+        penalty = None if name == "plain" else TraceRegularizer(name, weight=WEIGHT, generator=g)
         learner = Learner(copy.deepcopy(model), recipe, penalty)
         engine = make_engine([learner], *data, capture=True)
         made[f"train, {name}"] = lambda engine=engine: list(engine.epoch(order))
@@ -205,7 +205,7 @@ def times(
 
 def deviations(model: nn.Module, X: Tensor, y: Tensor, draws: int = 20) -> dict[str, float]:
     """Standard deviation over mean of one draw of tr G, ours and vᵀGv."""
-    ours = TraceRegulariser("ggn", weight=1.0, generator=torch.Generator().manual_seed(1))
+    ours = TraceRegularizer("ggn", weight=1.0, generator=torch.Generator().manual_seed(1))
     plain = F.cross_entropy(model(X), y).detach()
     values = {
         "ours": torch.stack([ours(model, X, y).detach() for _ in range(draws)]),

@@ -113,7 +113,7 @@ def conv1d() -> nn.Module:
 
 
 class Residual(nn.Module):
-    """A residual block with ``x += y``, in-place ReLUs and an optional normalisation."""
+    """A residual block with ``x += y``, in-place ReLUs and an optional normalization."""
 
     def __init__(self, norm: Any = None, activation: Any = None) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class Residual(nn.Module):
         self.norm2 = norm(2) if norm else nn.Identity()
         self.act = nn.ReLU(inplace=True) if activation is None else activation
         self.fc = nn.Linear(2, 3)
-        randomise_norms(self)
+        randomize_norms(self)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.act(self.norm1(self.conv1(x)))
@@ -132,8 +132,8 @@ class Residual(nn.Module):
         return self.fc(self.act(y).mean((2, 3)))
 
 
-def randomise_norms(model: nn.Module) -> nn.Module:
-    """Give normalisation layers generic weights and running statistics, as after training."""
+def randomize_norms(model: nn.Module) -> nn.Module:
+    """Give normalization layers generic weights and running statistics, as after training."""
     for module in model.modules():
         if (
             isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.GroupNorm | nn.LayerNorm)
@@ -149,7 +149,7 @@ def randomise_norms(model: nn.Module) -> nn.Module:
 
 def batch_norm_mlp(*, dropout: float = 0.0, **options: Any) -> nn.Module:
     """Linear, batch norm, tanh, dropout, linear."""
-    return randomise_norms(
+    return randomize_norms(
         nn.Sequential(
             nn.Linear(4, 5),
             nn.BatchNorm1d(5, **options),
@@ -162,7 +162,7 @@ def batch_norm_mlp(*, dropout: float = 0.0, **options: Any) -> nn.Module:
 
 def layer_norm_mlp() -> nn.Module:
     """Linear, LayerNorm, GELU, linear."""
-    return randomise_norms(
+    return randomize_norms(
         nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.GELU(), nn.Linear(5, 3))
     )
 
@@ -176,7 +176,7 @@ class Attention(nn.Module):
         self.attention = nn.MultiheadAttention(4, 2, dropout=dropout, batch_first=True)
         self.norm = nn.BatchNorm1d(4)
         self.fc = nn.Linear(4, 3)
-        randomise_norms(self)
+        randomize_norms(self)
 
     def forward(self, tokens: Tensor) -> Tensor:
         h = self.embed(tokens)
@@ -209,7 +209,7 @@ class Transformer(nn.Module):
             4, 2, 4, dropout=0.3, activation="gelu", batch_first=True
         )
         self.fc = nn.Linear(4, 3)
-        randomise_norms(self)
+        randomize_norms(self)
 
     def forward(self, x: Tensor) -> Tensor:
         padding = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
@@ -404,7 +404,7 @@ class _PlainWeightNorm(nn.Module):
 
 
 class WeightNorm(nn.Module):
-    """``weight_norm`` as a parametrisation: the parameters sit under ``parametrizations``.
+    """``weight_norm`` as a parametrization: the parameters sit under ``parametrizations``.
 
     The fused operation behind it has a wrong second derivative in torch 2.13 (its backward treats
     the saved norm as a constant; the double-backward "Hessian" is not even symmetric and is 29 %

@@ -11,7 +11,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
-    """Models are initialised from torch's global generator; each test starts it anew."""
+    """Models are initialized from torch's global generator; each test starts it anew."""
     torch.manual_seed(0)
 
 

@@ -3,9 +3,7 @@
 A name is imported when it is first used, so that the command line need not wait for torch.
 """
 
-import sys
 from importlib import import_module
-from types import ModuleType
 
 TYPE_CHECKING = False  # as in typing, which would cost more than all the rest here
 if TYPE_CHECKING:
@@ -14,18 +12,9 @@ if TYPE_CHECKING:
     from curvescope.certificates.certify import certify
     from curvescope.data import Dataset, dataset, gaussian_mixture
     from curvescope.figures.plot import plot
-    from curvescope.networks import NetworkSpec, network
-    from curvescope.networks.initialise import initialise
-    from curvescope.operators.algebra import deflate, knockout
-    from curvescope.operators.base import LinearOperator
-    from curvescope.operators.gauss_newton import EmpiricalFisher, GaussNewton, MonteCarloFisher
-    from curvescope.operators.hessian import Hessian
-    from curvescope.operators.kronecker import KroneckerOperator
-    from curvescope.operators.simple import Dense, Diagonal, Identity, LowRank
-    from curvescope.problem import ParamSpace, Problem, losses
-    from curvescope.sharpness import (
+    from curvescope.flatness import (
         SharpnessReport,
-        TraceRegulariser,
+        TraceRegularizer,
         compare_reports,
         minibatch_metric,
         pac_metric,
@@ -34,7 +23,16 @@ if TYPE_CHECKING:
         sharpness_by_mode,
         subsampling_study,
     )
-    from curvescope.sharpness.rescale import rescale
+    from curvescope.flatness.rescale import rescale
+    from curvescope.networks import NetworkSpec, network
+    from curvescope.networks.initialize import initialize
+    from curvescope.operators.algebra import deflate, knockout
+    from curvescope.operators.base import LinearOperator
+    from curvescope.operators.gauss_newton import EmpiricalFisher, GaussNewton, MonteCarloFisher
+    from curvescope.operators.hessian import Hessian
+    from curvescope.operators.kronecker import KroneckerOperator
+    from curvescope.operators.simple import Dense, Diagonal, Identity, LowRank
+    from curvescope.problem import ParamSpace, Problem, losses
     from curvescope.spectra import (
         EigenPairs,
         Estimate,
@@ -112,7 +110,7 @@ __all__ = [
     "SharpnessReport",
     "SpectralMeasure",
     "Status",
-    "TraceRegulariser",
+    "TraceRegularizer",
     "Trained",
     "Tridiagonal",
     "attribute_outliers",
@@ -138,7 +136,7 @@ __all__ = [
     "full_output_hessian",
     "gaussian_mixture",
     "hessian_split",
-    "initialise",
+    "initialize",
     "knockout",
     "kpm",
     "kronecker_factors",
@@ -185,7 +183,7 @@ _HOMES = {
     "curvescope.data": ("Dataset", "dataset", "gaussian_mixture"),
     "curvescope.figures.plot": ("plot",),
     "curvescope.networks": ("NetworkSpec", "network"),
-    "curvescope.networks.initialise": ("initialise",),
+    "curvescope.networks.initialize": ("initialize",),
     "curvescope.operators.algebra": ("deflate", "knockout"),
     "curvescope.operators.base": ("LinearOperator",),
     "curvescope.operators.gauss_newton": ("EmpiricalFisher", "GaussNewton", "MonteCarloFisher"),
@@ -193,9 +191,9 @@ _HOMES = {
     "curvescope.operators.kronecker": ("KroneckerOperator",),
     "curvescope.operators.simple": ("Dense", "Diagonal", "Identity", "LowRank"),
     "curvescope.problem": ("ParamSpace", "Problem", "losses"),
-    "curvescope.sharpness": (
+    "curvescope.flatness": (
         "SharpnessReport",
-        "TraceRegulariser",
+        "TraceRegularizer",
         "compare_reports",
         "minibatch_metric",
         "pac_metric",
@@ -204,7 +202,7 @@ _HOMES = {
         "sharpness_by_mode",
         "subsampling_study",
     ),
-    "curvescope.sharpness.rescale": ("rescale",),
+    "curvescope.flatness.rescale": ("rescale",),
     "curvescope.spectra": (
         "EigenPairs",
         "Estimate",
@@ -275,14 +273,3 @@ if not TYPE_CHECKING:  # a type checker knows the names above and should refuse 
 
 def __dir__() -> list[str]:
     return [*globals(), *__all__]
-
-
-class _Package(ModuleType):
-    """Importing the folder ``sharpness`` must not hide the function of that name."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _HOME_OF and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

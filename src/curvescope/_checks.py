@@ -1,4 +1,4 @@
-"""Validators: each returns the normalised value or raises one sentence.
+"""Validators: each returns the normalized value or raises one sentence.
 
 An error says where, the rule, what was given and the remedy. Misuse of the library raises
 :class:`CurvescopeError` (a ``ValueError``), so that a caller can tell it from a bug.

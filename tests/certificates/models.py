@@ -25,9 +25,9 @@ def convnet() -> nn.Sequential:
 def blobs(samples: int, generator: torch.Generator, classes: int = 2) -> tuple[Tensor, Tensor]:
     """Overlapping Gaussian classes in five dimensions."""
     y = torch.arange(samples) % classes
-    centres = 0.8 * torch.randn(classes, 5, generator=generator, dtype=torch.float64)
+    centers = 0.8 * torch.randn(classes, 5, generator=generator, dtype=torch.float64)
     noise = torch.randn(samples, 5, generator=generator, dtype=torch.float64)
-    return centres[y] + noise, y
+    return centers[y] + noise, y
 
 
 def random_bases(layout: Layout, generator: torch.Generator) -> Bases:

@@ -76,7 +76,7 @@ def test_variances_follow_the_diagonal_of_the_covariance(generator) -> None:
     torch.testing.assert_close(new.carry(s, new), s)
 
 
-def test_eigenbases_diagonalise_the_kronecker_product(generator) -> None:
+def test_eigenbases_diagonalize_the_kronecker_product(generator) -> None:
     layout = Layout.of(nn.Linear(3, 2).double())
     roots = [torch.randn(n, n, generator=generator, dtype=torch.float64) for n in (2, 4)]
     A, B = (root @ root.T for root in roots)
@@ -100,7 +100,7 @@ def test_an_unchanged_factor_is_not_decomposed_again(monkeypatch, generator) -> 
 
 
 @pytest.mark.parametrize("outputs", [1, 3])
-def test_the_bases_of_a_network_diagonalise_its_factors(outputs: int, generator) -> None:
+def test_the_bases_of_a_network_diagonalize_its_factors(outputs: int, generator) -> None:
     """``E[M]`` and ``E[x̃x̃ᵀ]`` of a two-layer network by hand."""
     model = mlp(5, 4, outputs)
     X, y = blobs(60, generator, max(outputs, 2))
@@ -158,12 +158,12 @@ def test_the_closed_form_needs_a_chain(generator) -> None:
 def test_the_divergence_is_that_of_the_full_gaussian(generator) -> None:
     layout = Layout.of(nn.Linear(3, 2).double())
     bases = random_bases(layout, generator)
-    mean, centre = normal(8, generator), normal(8, generator)
+    mean, center = normal(8, generator), normal(8, generator)
     s = normal(8, generator).exp()
-    posterior = Posterior(mean, centre, s, bases, torch.zeros(8))
+    posterior = Posterior(mean, center, s, bases, torch.zeros(8))
     Q = dense(bases, 0)
     full = torch.distributions.MultivariateNormal(mean, Q @ s.diag() @ Q.T)
-    prior = torch.distributions.MultivariateNormal(centre, 0.3 * torch.eye(8).double())
+    prior = torch.distributions.MultivariateNormal(center, 0.3 * torch.eye(8).double())
     expected = torch.distributions.kl_divergence(full, prior).item()
     assert posterior.kl(0, 0.3) == pytest.approx(expected, rel=1e-10)
 

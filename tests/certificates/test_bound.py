@@ -64,7 +64,7 @@ def test_the_penalties_spend_exactly_delta() -> None:
     assert spent <= 1
 
 
-def test_rounding_takes_the_better_neighbour() -> None:
+def test_rounding_takes_the_better_neighbor() -> None:
     grid = PriorGrid()
 
     def kl(variance: float) -> float:  # least at the variance 0.0333

@@ -165,9 +165,9 @@ def test_fitted_statistics_are_refused() -> None:
     train(model.train(), data, steps=3)
     with pytest.raises(CurvescopeError, match=r"'1.running_mean' is no variable of the posterior"):
         certify(model, initial, data, generator=seeded())
-    normalised = dataset("mnist-6k-2", normalise="pixel", per_class=10)
-    with pytest.raises(CurvescopeError, match="normalised by pixel statistics"):
-        certify(model, initial, normalised, generator=seeded())
+    normalized = dataset("mnist-6k-2", normalize="pixel", per_class=10)
+    with pytest.raises(CurvescopeError, match="normalized by pixel statistics"):
+        certify(model, initial, normalized, generator=seeded())
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_a_killed_certification_goes_on(tmp_path, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["local", "iter", "base", "iter.m"])
-def test_a_killed_optimisation_goes_on_to_the_same_posterior(tmp_path, monkeypatch, name) -> None:
+def test_a_killed_optimization_goes_on_to_the_same_posterior(tmp_path, monkeypatch, name) -> None:
     """Bases that are refreshed are built on those before: these are kept as well."""
     monkeypatch.setattr(course, "EVERY", 0.0)
     model, initial, data = trained(100)
@@ -260,7 +260,7 @@ def test_a_killed_optimisation_goes_on_to_the_same_posterior(tmp_path, monkeypat
         run(tmp_path, stop)
     with pytest.raises(CurvescopeError, match="belongs to another certification"):
         run(tmp_path, method=posterior_method(name, epochs=7))
-    again = run(tmp_path, lambda p: begun.append(p.done) if p.task == "optimise" else None)
+    again = run(tmp_path, lambda p: begun.append(p.done) if p.task == "optimize" else None)
     assert begun == [4, 5, 6]
     assert again == whole
     for key, tensor in whole.posterior.tensors().items():

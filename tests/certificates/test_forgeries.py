@@ -100,7 +100,7 @@ def changed(c: Certificate, part: str, **values: Any) -> Certificate:
 
 
 def with_prior(c: Certificate, share: float, to: Tensor | None = None) -> Certificate:
-    """The prior's mean moved towards the posterior's, and the best grid points for that."""
+    """The prior's mean moved toward the posterior's, and the best grid points for that."""
     q = c.posterior
     mean = q.mean if to is None else to
     moved = dataclasses.replace(q, prior_mean=torch.lerp(q.prior_mean, mean, share))

@@ -80,7 +80,7 @@ def test_a_closed_output_is_no_bug(monkeypatch, capsys) -> None:
 
 def test_help_fits_into_80_columns(capsys, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    words = ["demo", "train", "analyse", "certify", "reproduce", "compare", "view"]
+    words = ["demo", "train", "analyze", "certify", "reproduce", "compare", "view"]
     for command in ([], *([word] for word in words), ["data"], ["data", "fetch"]):
         assert run([*command, "--help"]) == 0
         shown = capsys.readouterr().out

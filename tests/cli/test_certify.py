@@ -188,7 +188,7 @@ def test_an_interrupted_certification_goes_on_to_the_same_end(
     assert [path.name for path in tmp_path.iterdir()] == ["c.parts"]
     with monkeypatch.context() as patch:
         patch.setattr(
-            sys.modules["curvescope.certificates.certify"], "optimise", None
+            sys.modules["curvescope.certificates.certify"], "optimize", None
         )  # it is finished
         assert application.run(arguments) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c.json", "c.posterior.safetensors"]
@@ -196,14 +196,14 @@ def test_an_interrupted_certification_goes_on_to_the_same_end(
     assert Certificate.load(tmp_path / "whole.json") == Certificate.load(out)
 
 
-def test_interrupted_while_it_optimises_it_goes_on(
+def test_interrupted_while_it_optimizes_it_goes_on(
     folder: Path, tmp_path: Path, monkeypatch, capsys
 ) -> None:
     monkeypatch.setattr(course, "EVERY", 0.0)
     out = tmp_path / "c.json"
     arguments = ["certify", str(folder), *QUICK, "--out", str(out)]
     with monkeypatch.context() as patch:
-        interrupt_while("optimise", patch)
+        interrupt_while("optimize", patch)
         assert application.run(arguments) == 130
     assert "the same command goes on from there" in capsys.readouterr().err
     assert (tmp_path / "c.parts" / "course.safetensors").exists()
@@ -215,7 +215,7 @@ def test_interrupted_while_it_optimises_it_goes_on(
 def test_interrupted_at_once_it_leaves_nothing(
     folder: Path, tmp_path: Path, monkeypatch, capsys
 ) -> None:
-    interrupt_while("optimise", monkeypatch)
+    interrupt_while("optimize", monkeypatch)
     out = str(tmp_path / "c.json")
     assert application.run(["certify", str(folder), *QUICK, "--out", out]) == 130
     assert capsys.readouterr().err == "curvescope: interrupted; nothing was written\n"
@@ -309,7 +309,7 @@ def test_again_replaces_and_parts_of_another_method_are_not_lost_silently(
     assert contents(parts) == kept
     with monkeypatch.context() as patch:
         patch.setattr(
-            sys.modules["curvescope.certificates.certify"], "optimise", None
+            sys.modules["curvescope.certificates.certify"], "optimize", None
         )  # goes on from the parts
         assert application.run(other) == 0
     assert Certificate.load(tmp_path / "c.json").method.name == "appr"

@@ -18,9 +18,9 @@ from curvescope.experiments.configuration import Analysis, DataNote, ModelNote, 
 from curvescope.experiments.measured import FILE
 from curvescope.experiments.stages.sharpness import Sharpness
 from curvescope.experiments.store import Outcome, open_for_work
+from curvescope.flatness import SharpnessReport, scores, sharpness
+from curvescope.flatness.ranks import kendall
 from curvescope.problem import Problem
-from curvescope.sharpness import SharpnessReport, scores, sharpness
-from curvescope.sharpness.ranks import kendall
 from curvescope.training import load_network
 
 TRAIN = ["train", "F-6", "--data", "digits", "--per-class", "12", "--epochs", "12", "--lr", "0.3"]
@@ -77,7 +77,7 @@ def test_numbers_are_those_of_the_networks(folders, capsys) -> None:
     (correlation,) = [
         c
         for c in found["correlations"]
-        if (c["measure"], c["generalisation"]) == ("λ_max(H)", "test error")
+        if (c["measure"], c["generalization"]) == ("λ_max(H)", "test error")
     ]
     assert correlation["kendall"] == pytest.approx(kendall(sharp, errors))
 
@@ -119,7 +119,7 @@ def test_a_table_and_one_sentence(folders, capsys) -> None:
     invoke(*folders)
     shown = capsys.readouterr().out
     assert "F-6 (460 parameters) on digits" in shown
-    for word in ("weight decay", "optimiser", "test error", "λ_max(H)", "tr H² / P", "wd0.01"):
+    for word in ("weight decay", "optimizer", "test error", "λ_max(H)", "tr H² / P", "wd0.01"):
         assert word in shown
     sentence = shown.strip().splitlines()[-1]
     assert sentence.count("Kendall's τ") == 1
@@ -242,7 +242,7 @@ def test_curvature_of_other_samples_is_refused(folders, capsys) -> None:
 def test_training_errors_of_other_samples_are_refused(folders, capsys) -> None:
     """An analysis of a part has its errors on that part, a training on all it had."""
     options = ["--samples", "40", "--steps", "8", "--probes", "4", "--no-figures", "--quiet"]
-    assert curvescope(["analyse", "--run", folders[0], *options]) == 0
+    assert curvescope(["analyze", "--run", folders[0], *options]) == 0
     capsys.readouterr()
     assert curvescope(["compare", *folders[:2], "--samples", "40"]) == 2
     said = capsys.readouterr().err

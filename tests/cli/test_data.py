@@ -10,7 +10,7 @@ import typer
 from curvescope.cli import app as application
 from curvescope.cli import data as command
 from curvescope.data import download
-from curvescope.data.catalogue import SOURCES
+from curvescope.data.sources import SOURCES
 from tests.data.builders import everything, tiny_mnist, write
 
 
@@ -28,7 +28,7 @@ def run(monkeypatch, tmp_path_factory) -> Callable[..., int]:
 
 @pytest.fixture
 def root(monkeypatch, tmp_path: Path) -> Path:
-    """A folder with a tiny MNIST, which the catalogue believes to be the real one."""
+    """A folder with a tiny MNIST, which the catalog believes to be the real one."""
     source, contents, _ = tiny_mnist()
     monkeypatch.setitem(SOURCES, "mnist", source)
     write(tmp_path / "mnist", contents)

@@ -78,7 +78,7 @@ def command(name: str, out: Path) -> list[str]:
     arguments = {
         "demo": ["--out", out],
         "train": ["F-4", "--data", "digits", "--per-class", 3, "--epochs", 2, "--out", out],
-        "analyse": [
+        "analyze": [
             *("--model", f"{own}:build", "--data", f"{own}:load", "--out", out),
             *("--steps", 12, "--probes", 4, "--no-figures"),
         ],
@@ -89,7 +89,7 @@ def command(name: str, out: Path) -> list[str]:
     return [name, *map(str, arguments), "--quiet"]
 
 
-WRITING = ("demo", "train", "analyse", "certify", "reproduce", "compare")
+WRITING = ("demo", "train", "analyze", "certify", "reproduce", "compare")
 
 
 def sentence(capsys: pytest.CaptureFixture[str]) -> str:
@@ -173,7 +173,7 @@ def test_a_folder_that_cannot_be_read(place: Path, capsys) -> None:
     if os.geteuid() != 0:
         secret.chmod(0)
     with without_rights():
-        codes = [run(["view", "secret"]), run(["analyse", "--run", "secret/run"])]
+        codes = [run(["view", "secret"]), run(["analyze", "--run", "secret/run"])]
     secret.chmod(0o700)
     assert codes == [2, 2]
     lines = capsys.readouterr().err.splitlines()
@@ -187,8 +187,8 @@ def test_a_folder_that_cannot_be_read(place: Path, capsys) -> None:
         (["demo", "--out", "own_failing.py/below"], "cannot be used"),
         (["train", "F-4", "--data", "mnist", "--root", "none"], "--root must be a folder"),
         (["train", "F-4", "--data", "digits", "--out", "own_failing.py"], "cannot be made"),
-        (["analyse", "--run", "none"], "is not the folder of a training run"),
-        (["analyse", "--model", "none.py:build", "--data", "digits", "--out", "o"], "no such file"),
+        (["analyze", "--run", "none"], "is not the folder of a training run"),
+        (["analyze", "--model", "none.py:build", "--data", "digits", "--out", "o"], "no such file"),
         (["certify", "none"], "is not the folder of a training run"),
         (["certify", "--verify", "none.json"], "cannot be read"),
         (["compare", "none", "none"], "none"),
@@ -237,13 +237,13 @@ def test_one_training_at_a_time(place: Path, tmp_path: Path, capsys) -> None:
 
 
 def test_the_run_notes_how_its_data_was_asked_for(tmp_path: Path, capsys) -> None:
-    options = ["--normalise", "pixel", "--per-class", "4", "--data-seed", "3"]
+    options = ["--normalize", "pixel", "--per-class", "4", "--data-seed", "3"]
     arguments = ["train", "F-4", "--data", "digits", "--epochs", "1", "--out", str(tmp_path / "r")]
     assert run([*arguments, *options, "--quiet"]) == 0
     noted = json.loads((tmp_path / "r" / "config.json").read_text())["data"]
-    assert noted["asked"] == {"normalise": "pixel", "per_class": 4, "seed": 3}
+    assert noted["asked"] == {"normalize": "pixel", "per_class": 4, "seed": 3}
     quick = ["--steps", "8", "--probes", "4", "--no-figures", "--no-classes", "--layers", "fc2"]
-    assert run(["analyse", "--run", str(tmp_path / "r"), "--json", *quick]) == 0  # no --data-seed
+    assert run(["analyze", "--run", str(tmp_path / "r"), "--json", *quick]) == 0  # no --data-seed
     capsys.readouterr()
     assert len(dataset("digits", per_class=4, seed=3)) == noted["shapes"][0][0]
 
@@ -261,7 +261,7 @@ def test_output_that_nobody_reads(tmp_path: Path) -> None:
 
 # Help and completion --------------------------------------------------------------------
 
-COMMANDS = ("demo", "train", "analyse", "certify", "reproduce", "compare", "view")
+COMMANDS = ("demo", "train", "analyze", "certify", "reproduce", "compare", "view")
 
 
 @pytest.mark.parametrize("name", [*COMMANDS, "data list", "data verify", "data fetch"])
@@ -294,4 +294,4 @@ def test_the_shell_completes(shell: str) -> None:
         capture_output=True,
         text=True,
     )
-    assert "analyse" in done.stdout, done.stderr
+    assert "analyze" in done.stdout, done.stderr

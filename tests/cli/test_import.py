@@ -14,7 +14,7 @@ HEAVY = ("matplotlib", "sklearn", "pooch", "jinja2", "pandas", "torchvision")
 
 
 def used(code: str) -> float:
-    """Processor seconds of a fresh interpreter: the clock would measure the neighbours too."""
+    """Processor seconds of a fresh interpreter: the clock would measure the neighbors too."""
     import resource
 
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -55,7 +55,7 @@ def test_heavy_libraries_wait_until_they_are_used(statement: str, heavy: tuple[s
     assert printed(code).strip() == "[]"
 
 
-COMMANDS = ("demo", "train", "analyse", "certify", "reproduce", "compare", "view", "data list")
+COMMANDS = ("demo", "train", "analyze", "certify", "reproduce", "compare", "view", "data list")
 
 
 def test_help_and_version_do_not_wait_for_torch() -> None:
@@ -66,7 +66,7 @@ def test_help_and_version_do_not_wait_for_torch() -> None:
         "assert codes == [0] * len(codes), codes\n"
         "assert 'torch' not in sys.modules"
     )
-    assert "Usage: curvescope analyse" in printed(code)
+    assert "Usage: curvescope analyze" in printed(code)
 
 
 def test_completion_and_plain_mistakes_do_not_wait_for_torch() -> None:
@@ -80,14 +80,14 @@ def test_completion_and_plain_mistakes_do_not_wait_for_torch() -> None:
     completed = printed(
         code.format(words=[]), **shell, _CURVESCOPE_COMPLETE="complete_bash"
     ).split()
-    assert completed == ["analyse", "False"]
+    assert completed == ["analyze", "False"]
     wrong = ["train", "F-4", "--data", "digits", "--device", "abacus"]
     assert printed(code.format(words=wrong)) == "False\n"
 
 
 def test_a_folder_does_not_hide_the_function_of_its_name() -> None:
     code = (
-        "import curvescope.sharpness.measures, curvescope as cs\n"
+        "import curvescope.flatness.measures, curvescope as cs\n"
         "print(callable(cs.sharpness), cs.spectra.__name__)"
     )
     assert printed(code).split() == ["True", "curvescope.spectra"]

@@ -54,7 +54,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refusal(capsys, *, model: str = "own_inputs.py:build", data: str = "right.npz") -> str:
-    assert run(["analyse", "--model", model, "--data", data, "--out", "out"]) == 2
+    assert run(["analyze", "--model", model, "--data", data, "--out", "out"]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert not Path("out").exists()

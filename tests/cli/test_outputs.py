@@ -217,13 +217,13 @@ TRAIN = ["train", "F-4", "--data", "mnist-6k", "--per-class", "5", "--epochs", "
 FOREIGN: dict[str, tuple[list[str], str]] = {
     "train": ([*TRAIN, "--out", "mine"], "mine/notes.txt"),
     "train, resumed": ([*TRAIN, "--out", "mine", "--resume"], "mine/config.json"),
-    "analyse": (
-        ["analyse", "--model", "own_for_outputs.py:build", "--data", "own_for_outputs.py:load",
+    "analyze": (
+        ["analyze", "--model", "own_for_outputs.py:build", "--data", "own_for_outputs.py:load",
          "--weights", "mlp.safetensors", "--quiet", "--out", "mine"],
         "mine/report.html",
     ),
-    "analyse, over its weights": (
-        ["analyse", "--model", "own_for_outputs.py:build", "--data", "own_for_outputs.py:load",
+    "analyze, over its weights": (
+        ["analyze", "--model", "own_for_outputs.py:build", "--data", "own_for_outputs.py:load",
          "--weights", "mine/mlp.safetensors", "--quiet", "--out", "mine"],
         "mine/mlp.safetensors",
     ),

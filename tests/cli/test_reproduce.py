@@ -1,4 +1,4 @@
-"""The catalogue from the command line, with entries of its own."""
+"""The catalog from the command line, with entries of its own."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from curvescope._checks import CurvescopeError
-from curvescope.catalogue import listing
-from curvescope.catalogue.entry import Entry, Outcome, Row, Settings
-from curvescope.catalogue.record import load
 from curvescope.cli import app
-from curvescope.cli.catalogue import lines
+from curvescope.cli.studies import lines
 from curvescope.experiments.lock import held
 from curvescope.figures.model import Curve, Image, Panel, Picture
 from curvescope.reports import reproduction
+from curvescope.studies import listing
+from curvescope.studies.entry import Entry, Outcome, Row, Settings
+from curvescope.studies.record import load
 
 CALLS: list[Settings] = []
 
@@ -59,7 +59,7 @@ STOPS = Entry("toys/stops", "toy fig. 2", "Never ends.", {"smoke": "nothing"}, f
 
 
 @pytest.fixture(autouse=True)
-def catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
+def catalog(monkeypatch: pytest.MonkeyPatch) -> None:
     CALLS.clear()
     monkeypatch.setattr(listing, "entries", lambda: (TOY, STOPS))
     monkeypatch.setattr("curvescope.reports.reproduction.entries", lambda: (TOY, STOPS))

@@ -120,7 +120,7 @@ def test_the_defaults_train_well(capsys, network: str, least: float) -> None:
     assert shown["test"]["accuracy"] > 0.85
 
 
-def test_a_vgg_without_batch_norm_is_initialised_so_that_it_learns(capsys) -> None:
+def test_a_vgg_without_batch_norm_is_initialized_so_that_it_learns(capsys) -> None:
     short = ["--data", "mnist-6k", "--per-class", "1", "--epochs", "1", "--json"]
     found = {}
     for network in ("VGG11-W2", "VGG11-W2-BN"):
@@ -131,16 +131,16 @@ def test_a_vgg_without_batch_norm_is_initialised_so_that_it_learns(capsys) -> No
 
 def test_a_network_that_learns_nothing_is_said(capsys) -> None:
     assert run([*SMALL, "--lr", "0", "--out", "out"]) == 0
-    assert "It has learnt next to nothing: try another --lr" in capsys.readouterr().out
+    assert "It has learned next to nothing: try another --lr" in capsys.readouterr().out
 
 
-def test_normalisation_and_initialisation(capsys) -> None:
-    command = [*SMALL, "--epochs", "1", "--normalise", "channel", "--init", "xavier", "--json"]
+def test_normalization_and_initialization(capsys) -> None:
+    command = [*SMALL, "--epochs", "1", "--normalize", "channel", "--init", "xavier", "--json"]
     assert run(command) == 0
     folder = json.loads(capsys.readouterr().out)["folder"]
     config = json.loads(Path(folder, "config.json").read_text())
     assert config["network"]["init"] == "xavier"
-    data = dataset("mnist-6k", per_class=20, normalise="channel")
+    data = dataset("mnist-6k", per_class=20, normalize="channel")
     assert config["data"]["shapes"][0] == list(data.X.shape)
     assert run([*SMALL, "--epochs", "1", "--init", "xavier"]) == 2  # not the same pixels
     assert "data.sha256" in sentence(capsys)
@@ -198,7 +198,7 @@ def test_divergence_is_said_and_fails(capsys) -> None:
         ),
         (["F-12", "--data", "mnist-6k", "--checkpoints", "1;2"], "--checkpoints must be epochs"),
         (["F-12", "--data", "mnist-6k", "--device", "abacus"], "--device must be auto, cpu, cuda"),
-        (["F-12", "--data", "mnist-6k", "--normalise", "often"], "--normalise must be one of"),
+        (["F-12", "--data", "mnist-6k", "--normalize", "often"], "--normalize must be one of"),
         (["F-12", "--data", "mnist-6k", "--init", "he"], "--init must be one of"),
         (["F-12", "--data", "mnist-6k", "--loss", "binary_logistic"], "labels must lie in 0 … 1"),
     ],

@@ -10,7 +10,7 @@ import pytest
 from curvescope.cli.app import run
 from curvescope.cli.wording import in_users_words
 from curvescope.training import Recipe
-from tests.cli.test_analyse import OWN
+from tests.cli.test_analyze import OWN
 
 # What a function, a class or an argument of the library looks like in a message.
 INTERNAL = re.compile(
@@ -28,7 +28,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 TRAIN = ["train", "F-4", "--data", "digits", "--out", "out"]
-ANALYSE = ["analyse", "--model", "own_words.py:build", "--data", "own_words.py:load", "--out", "o"]
+ANALYZE = ["analyze", "--model", "own_words.py:build", "--data", "own_words.py:load", "--out", "o"]
 CERTIFY = ["certify", "--model", "own_words.py:build", "--data", "own_words.py:load"]
 FILES = ["--weights", "bad.safetensors", "--initial", "bad.safetensors"]
 
@@ -51,12 +51,12 @@ FILES = ["--weights", "bad.safetensors", "--initial", "bad.safetensors"]
         ([*TRAIN, "--device", "foo"], "--device must be auto, cpu, cuda (or cuda:1, …) or mps"),
         (["train", "F-4", "--data", "digits-R"], "--data 'digits-R' needs --data-seed N"),
         (["train", "F-4", "--data", "nothing"], "a data set must be one of mnist-6k"),
-        ([*ANALYSE, "--loss", "hinge"], "--loss must be one of"),
-        ([*ANALYSE, "--layers", "fc9"], "--layers: 'fc9' is no linear"),
-        ([*ANALYSE, "--weights", "bad.safetensors"], "'bad.safetensors': is not a complete"),
-        ([*ANALYSE, "--weights", "none.safetensors"], "'none.safetensors': cannot be read"),
-        ([*ANALYSE, "--weights", "."], "'.': is a folder, but not that of a training run; name a"),
-        ([*ANALYSE, "--device", "cuda:77"], "--device 'cuda:77' cannot be used, torch finds only"),
+        ([*ANALYZE, "--loss", "hinge"], "--loss must be one of"),
+        ([*ANALYZE, "--layers", "fc9"], "--layers: 'fc9' is no linear"),
+        ([*ANALYZE, "--weights", "bad.safetensors"], "'bad.safetensors': is not a complete"),
+        ([*ANALYZE, "--weights", "none.safetensors"], "'none.safetensors': cannot be read"),
+        ([*ANALYZE, "--weights", "."], "'.': is a folder, but not that of a training run; name a"),
+        ([*ANALYZE, "--device", "cuda:77"], "--device 'cuda:77' cannot be used, torch finds only"),
         ([*CERTIFY, *FILES], "'bad.safetensors': is not a complete"),
         ([*CERTIFY, *FILES, "--delta", "2"], "--delta must lie between 0 and 1"),
         ([*CERTIFY, *FILES, "--draw-delta", "0"], "--draw-delta must lie between 0 and 1"),
@@ -114,7 +114,7 @@ def test_what_is_no_option_is_left_alone() -> None:
         "--model 'net.py:build': failed when called (ValueError: batch--size)",
         "compare: needs at least two runs, got 1",
     ):
-        assert in_users_words(text, ["analyse"]) == text
+        assert in_users_words(text, ["analyze"]) == text
     missing = "dataset('cifar-10'): data_batch_1 not found in d; put the files into d"
     assert in_users_words(missing, ["reproduce"]).startswith("data set ('cifar-10'): data_batch_1")
     assert "--root" in in_users_words(missing, ["reproduce"])

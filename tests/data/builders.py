@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from curvescope.data.catalogue import CIFAR_10, CIFAR_100_SUBSET, MNIST, Download, File, Source
+from curvescope.data.sources import CIFAR_10, CIFAR_100_SUBSET, MNIST, Download, File, Source
 
 Contents = dict[str, bytes]
 Arrays = dict[str, tuple[np.ndarray, np.ndarray]]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from curvescope.data.catalogue import FASHION_MNIST, SOURCES
+from curvescope.data.sources import FASHION_MNIST, SOURCES
 from tests.data.builders import Arrays, Contents, tiny_cifar, tiny_mnist, tiny_subset
 
 
@@ -19,7 +19,7 @@ def cache(tmp_path_factory, monkeypatch) -> Path:
 
 @pytest.fixture
 def mnist(monkeypatch) -> tuple[Contents, Arrays]:
-    """MNIST in the catalogue is a tiny set: its files and what they hold."""
+    """MNIST in the catalog is a tiny set: its files and what they hold."""
     source, contents, arrays = tiny_mnist()
     monkeypatch.setitem(SOURCES, "mnist", source)
     return contents, arrays

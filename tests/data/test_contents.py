@@ -10,7 +10,7 @@ import pytest
 from curvescope._checks import CurvescopeError
 from curvescope.data import contents as module
 from curvescope.data import dataset, verify
-from curvescope.data.catalogue import SOURCES
+from curvescope.data.sources import SOURCES
 from tests.data.builders import everything, packed, packed_tar, write
 
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
@@ -247,7 +247,7 @@ def test_verify_takes_one_split_and_names_a_missing_set(tmp_path: Path, mnist) -
     assert verify("gaussian-mixture-C2-D3-t1") == []
 
 
-def test_the_catalogue_is_complete() -> None:
+def test_the_catalog_is_complete() -> None:
     for source in SOURCES.values():
         assert set(source.files) == set(source.sizes) == {"train", "test"}
         sums = [file.md5 for files in source.files.values() for file in files]

@@ -11,8 +11,8 @@ import torch
 
 from curvescope._checks import CurvescopeError
 from curvescope.data import dataset
-from curvescope.data.catalogue import CIFAR_10
 from curvescope.data.cifar import read_batch
+from curvescope.data.sources import CIFAR_10
 from tests.data.builders import packed, packed_tar, tiny_cifar
 from tests.fuzz.mutations import ANY
 

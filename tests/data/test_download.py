@@ -11,7 +11,7 @@ import pytest
 
 from curvescope._checks import CurvescopeError
 from curvescope.data import dataset, download, fetch
-from curvescope.data.catalogue import SOURCES
+from curvescope.data.sources import SOURCES
 from tests.data.builders import everything, packed, packed_tar, write
 
 pytest.importorskip("pooch")

@@ -8,9 +8,9 @@ import torch
 
 from curvescope._checks import CurvescopeError
 from curvescope.data import dataset, inventory
-from curvescope.data.catalogue import SOURCES
 from curvescope.data.labels import random_labels, stream
 from curvescope.data.names import base_names, parse
+from curvescope.data.sources import SOURCES
 from tests.data.builders import write
 
 
@@ -38,8 +38,8 @@ def test_cifar_files_become_tensors(tmp_path, cifar, split: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 def test_precision(dtype: torch.dtype) -> None:
-    exact = dataset("digits", dtype=torch.float64, normalise="channel")
-    data = dataset("digits", dtype=dtype, normalise="channel")
+    exact = dataset("digits", dtype=torch.float64, normalize="channel")
+    data = dataset("digits", dtype=dtype, normalize="channel")
     assert data.X.dtype == dtype
     tolerance = 4 * torch.finfo(dtype).eps
     torch.testing.assert_close(data.X.double(), exact.X, rtol=tolerance, atol=tolerance)
@@ -48,7 +48,7 @@ def test_precision(dtype: torch.dtype) -> None:
 # Files that have the right checksum and the wrong contents -------------------------------
 
 
-def test_counts_and_labels_are_compared_with_the_catalogue(tmp_path, mnist, monkeypatch) -> None:
+def test_counts_and_labels_are_compared_with_the_catalog(tmp_path, mnist, monkeypatch) -> None:
     write(tmp_path, mnist[0])
     tiny = SOURCES["mnist"]
     monkeypatch.setitem(SOURCES, "mnist", replace(tiny, sizes={"train": 61, "test": 30}))
@@ -169,7 +169,7 @@ def test_an_unknown_name_gets_the_list(name) -> None:
     [
         ({"name": "digits-R"}, "random labels need a seed, got none"),
         ({"split": "validation"}, "split must be one of 'train', 'test', got 'validation'"),
-        ({"normalise": "image"}, "normalise must be one of 'none', 'pixel', 'channel', got"),
+        ({"normalize": "image"}, "normalize must be one of 'none', 'pixel', 'channel', got"),
         ({"dtype": torch.uint8}, "dtype must be a floating-point type, got torch.uint8"),
         ({"per_class": 200}, "per_class=200 needs 200 samples of each class, class"),
         ({"per_class": 0}, "per_class must be an integer of at least 1, got 0"),

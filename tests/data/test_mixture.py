@@ -89,7 +89,7 @@ def test_mistakes_are_named(changes: dict, message: str) -> None:
         gaussian_mixture(**{**SETTINGS, **changes})
 
 
-@pytest.mark.parametrize("changes", [{"per_class": None}, {"seed": None}, {"normalise": "channel"}])
+@pytest.mark.parametrize("changes", [{"per_class": None}, {"seed": None}, {"normalize": "channel"}])
 def test_by_name_it_needs_its_settings(changes: dict) -> None:
     with pytest.raises(CurvescopeError, match="a mixture needs per_class, a seed and no normal"):
         dataset("gaussian-mixture-C2-D3-t1", **{"per_class": 2, "seed": 0, **changes})

@@ -8,8 +8,8 @@ import pytest
 
 from curvescope._checks import CurvescopeError
 from curvescope.data import dataset
-from curvescope.data.catalogue import SOURCES
 from curvescope.data.places import MissingFiles, cache_folder, find, roots
+from curvescope.data.sources import SOURCES
 from tests.data.builders import packed_tar, write
 
 LAYOUTS = ["mnist", "MNIST/raw", "MNIST", "."]
@@ -68,7 +68,7 @@ def test_one_split_is_enough_for_that_split(tmp_path: Path, mnist) -> None:
     with pytest.raises(MissingFiles, match="train-images-idx3-ubyte and train-labels"):
         dataset("mnist", root=tmp_path)
     with pytest.raises(MissingFiles, match="train-images-idx3-ubyte and train-labels"):
-        dataset("mnist", root=tmp_path, split="test", normalise="channel")
+        dataset("mnist", root=tmp_path, split="test", normalize="channel")
 
 
 # Roots --------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from curvescope import io
 from curvescope.data import dataset
-from curvescope.experiments.analyse import analyse, kind_of
+from curvescope.experiments.analyze import analyze, kind_of
 from curvescope.experiments.configuration import Settings
 from curvescope.experiments.demo import Plan, Subject
 from curvescope.experiments.store import RunDirectory, Stage
@@ -25,7 +25,7 @@ QUICK = Settings(steps=24, probes=6, trace_probes=32, outliers=6, layer_pairs=8,
 
 
 TINY = Plan(
-    analysed=(
+    analyzed=(
         Subject("one", "F-4", "digits", epochs=2, lr=0.1),
         Subject("two", "F-3^2", "digits", epochs=2, lr=0.1),
     ),
@@ -74,7 +74,7 @@ def problems(seed: int = 0) -> tuple[Problem, Problem]:
 def quick_run(out: Path, *, seed: int = 0, **changes: Any) -> RunDirectory:
     train, test = problems(seed)
     arguments = {"test": test, "settings": QUICK, "names": {"data": "forty digits"}, **changes}
-    return analyse(train, out, seed=seed, **arguments)
+    return analyze(train, out, seed=seed, **arguments)
 
 
 def rewritten(path: Path, stage: str, change: Callable[[Stage[Any]], Stage[Any]]) -> None:

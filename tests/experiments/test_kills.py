@@ -16,18 +16,18 @@ import pytest
 import torch
 from torch import nn
 
-from curvescope.catalogue import listing
-from curvescope.catalogue.entry import Entry, Outcome, Row
-from curvescope.catalogue.entry import Settings as EntrySettings
-from curvescope.catalogue.record import load as load_record
 from curvescope.cli import app
 from curvescope.data import dataset
-from curvescope.experiments.analyse import analyse
+from curvescope.experiments.analyze import analyze
 from curvescope.experiments.configuration import Settings
 from curvescope.experiments.demo import demonstrate
 from curvescope.experiments.store import RunDirectory
 from curvescope.networks import network
 from curvescope.problem import Problem
+from curvescope.studies import listing
+from curvescope.studies.entry import Entry, Outcome, Row
+from curvescope.studies.entry import Settings as EntrySettings
+from curvescope.studies.record import load as load_record
 from curvescope.training import Recipe, train
 from tests.experiments.examples import TINY
 from tests.kills import killed_after, left_behind, operations_of
@@ -47,13 +47,13 @@ def trained(folder: Path) -> Any:
     return losses, {name: value.tolist() for name, value in model.state_dict().items()}
 
 
-def analysed(folder: Path) -> Any:
+def analyzed(folder: Path) -> Any:
     g = torch.Generator().manual_seed(0)
     X, y = torch.randn(24, 4, generator=g, dtype=torch.float64), torch.arange(24) % 3
     model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3)).double()
     for p in model.parameters():
         nn.init.uniform_(p, -1.0, 1.0, generator=g)
-    run = analyse(Problem(model, (X, y)), folder / "run", seed=0, settings=SMALL)
+    run = analyze(Problem(model, (X, y)), folder / "run", seed=0, settings=SMALL)
     return results(run)
 
 
@@ -82,17 +82,17 @@ def reproduced(folder: Path) -> Any:
 
 
 @pytest.fixture
-def catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
+def catalog(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = Entry("toys/toy", "toy fig. 1", "Counts.", {"smoke": "4 s, beans"}, toy)
     monkeypatch.setattr(listing, "entries", lambda: (entry,))
     monkeypatch.setattr("curvescope.reports.reproduction.entries", lambda: (entry,))
 
 
-@pytest.mark.usefixtures("catalogue")
+@pytest.mark.usefixtures("catalog")
 @pytest.mark.parametrize(
     ("work", "tried"),
-    [(trained, 1000), (analysed, 6), (reproduced, 1000), (demonstrated, 1)],
-    ids=["train", "analyse", "reproduce", "demo"],
+    [(trained, 1000), (analyzed, 6), (reproduced, 1000), (demonstrated, 1)],
+    ids=["train", "analyze", "reproduce", "demo"],
 )
 def test_any_file_operation_may_be_the_last(
     tmp_path: Path, work: Callable[[Path], Any], tried: int
@@ -117,14 +117,14 @@ def test_any_file_operation_may_be_the_last(
 SCRIPT = """
 import sys
 from pathlib import Path
-from tests.experiments.test_kills import analysed
-analysed(Path(sys.argv[1]))
+from tests.experiments.test_kills import analyzed
+analyzed(Path(sys.argv[1]))
 """
 
 
 def test_a_real_kill_of_an_analysis_leaves_the_same_numbers_to_the_bit(tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()
-    wanted = analysed(tmp_path / "whole")
+    wanted = analyzed(tmp_path / "whole")
     source = random.Random(2)
     for trial in range(40 if ALL else 1):
         folder = tmp_path / str(trial)
@@ -136,5 +136,5 @@ def test_a_real_kill_of_an_analysis_leaves_the_same_numbers_to_the_bit(tmp_path:
         time.sleep(source.random() * 1.0)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        assert analysed(folder) == wanted
+        assert analyzed(folder) == wanted
         assert left_behind(folder) == []

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from curvescope.experiments.analyse import analyse
+from curvescope.experiments.analyze import analyze
 from curvescope.experiments.checks import Number
 from curvescope.experiments.demo import column, demonstrate
 from curvescope.experiments.known import improved, known, of
@@ -180,7 +180,7 @@ def test_the_results_hold_what_the_tables_show(finished: RunDirectory) -> None:
 def test_a_run_without_its_summary_has_the_same_values(
     finished: RunDirectory, tmp_path: Path
 ) -> None:
-    half = analyse(
+    half = analyze(
         problems()[0], tmp_path, seed=0, settings=QUICK, classes=False, layers=[],
         names={"data": "forty digits"},
     )  # fmt: skip

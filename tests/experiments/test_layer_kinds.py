@@ -1,4 +1,4 @@
-"""Every kind of layer that has a closed form is looked into by ``analyse``."""
+"""Every kind of layer that has a closed form is looked into by ``analyze``."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from curvescope._layers import LAYERS
-from curvescope.experiments.analyse import analyse, choose_layers
+from curvescope.experiments.analyze import analyze, choose_layers
 from curvescope.experiments.stages.context import Settings
-from curvescope.linearisation.patches import supported
 from curvescope.problem import Problem
+from curvescope.record.patches import supported
 
 NETWORKS = {
     "Conv1d": ((2, 7), lambda: nn.Conv1d(2, 3, 3, padding=1), 3 * 7),
@@ -23,7 +23,7 @@ NETWORKS = {
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_analyse_looks_into_convolutions_of_every_dimension(name: str, tmp_path: Path) -> None:
+def test_analyze_looks_into_convolutions_of_every_dimension(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     shape, layer, features = NETWORKS[name]
     model = nn.Sequential(layer(), nn.ReLU(), nn.Flatten(), nn.Linear(features, 3))
@@ -31,7 +31,7 @@ def test_analyse_looks_into_convolutions_of_every_dimension(name: str, tmp_path:
     problem = Problem(model, (X, torch.arange(9) % 3))
     assert choose_layers(problem, None) == ("0", "3")
     settings = Settings(steps=4, trace_probes=8, layer_pairs=4)
-    run = analyse(problem, tmp_path / "run", seed=0, settings=settings)
+    run = analyze(problem, tmp_path / "run", seed=0, settings=settings)
     assert run.complete
     stages = {path.name for path in (tmp_path / "run" / "stages").iterdir()}
     for kind in ("layer", "classes"):

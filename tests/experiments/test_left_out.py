@@ -12,17 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from curvescope._checks import Inapplicable, MemoryLimitError
-from curvescope.experiments.analyse import analyse, stage_name
+from curvescope.experiments.analyze import analyze, stage_name
 from curvescope.experiments.configuration import Settings
 from curvescope.experiments.stages import class_layers, class_structure
 from curvescope.experiments.stages import layers as layer_stage
 from curvescope.experiments.stages.class_structure import ClassFindings
 from curvescope.experiments.stages.layers import LayerFindings
 from curvescope.experiments.store import Finding, RunDirectory
-from curvescope.linearisation import memory
-from curvescope.linearisation.extended import class_directions
 from curvescope.operators.gram import GramForm
 from curvescope.problem import Problem
+from curvescope.record import memory
+from curvescope.record.extended import class_directions
 
 SMALL = Settings(steps=6, probes=4, trace_probes=8, outliers=3, layer_pairs=4, class_rows=200)
 
@@ -53,9 +53,9 @@ def test_a_lack_of_memory_is_no_result(
     with monkeypatch.context() as patch:
         patch.setattr(module, name, does_not_fit)
         with pytest.raises(MemoryLimitError, match="does not fit"):
-            analyse(whole, tmp_path, seed=0, settings=SMALL)
+            analyze(whole, tmp_path, seed=0, settings=SMALL)
     assert stage not in RunDirectory(tmp_path).stages
-    run = analyse(whole, tmp_path, seed=0, settings=SMALL)
+    run = analyze(whole, tmp_path, seed=0, settings=SMALL)
     assert run.complete
     assert run.stage(stage, Any).result["left_out"] == ""
 
@@ -78,7 +78,7 @@ class Twice(nn.Module):
 
 
 def test_what_does_not_apply_is_left_out_with_its_reason(tmp_path: Path) -> None:
-    run = analyse(problem(Twice()), tmp_path, seed=0, settings=SMALL)
+    run = analyze(problem(Twice()), tmp_path, seed=0, settings=SMALL)
     assert run.complete
     finding = run.result("layer-again", Finding[LayerFindings])
     assert (finding.subject, finding.value) == ("again", None)
@@ -93,7 +93,7 @@ def test_a_loss_without_class_structure_is_left_out(tmp_path: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(class_structure, "class_dual", none)
-        run = analyse(problem(nn.Sequential(nn.Linear(4, 3))), tmp_path, seed=0, settings=SMALL)
+        run = analyze(problem(nn.Sequential(nn.Linear(4, 3))), tmp_path, seed=0, settings=SMALL)
     assert run.result("classes", Finding[ClassFindings]).left_out == "needs at least two classes"
 
 
@@ -119,7 +119,7 @@ def test_layers_with_alike_names_are_all_looked_into(tmp_path: Path) -> None:
         zip(("a b", "a_b", "x" * 230), [nn.Linear(4, 4) for _ in range(3)], strict=True)
     )
     model = nn.Sequential(OrderedDict([*layers.items(), ("last", nn.Linear(4, 3))]))
-    run = analyse(problem(model), tmp_path / "run", seed=0, settings=SMALL, classes=False)
+    run = analyze(problem(model), tmp_path / "run", seed=0, settings=SMALL, classes=False)
     found = {
         run.result(name, Finding[LayerFindings]).subject
         for name in run.stages

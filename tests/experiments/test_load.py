@@ -153,7 +153,7 @@ def test_a_wrong_device_is_one_sentence() -> None:
 # Training runs --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("changes", [{}, {"normalise": "pixel", "per_class": 5}])
+@pytest.mark.parametrize("changes", [{}, {"normalize": "pixel", "per_class": 5}])
 def test_a_training_run_brings_its_network_and_its_data(tmp_path: Path, changes) -> None:
     data = dataset("digits", **changes)
     model = network("F-4", data.input_shape, 10)
@@ -165,7 +165,7 @@ def test_a_training_run_brings_its_network_and_its_data(tmp_path: Path, changes)
     splits = trained.load_run_data(tmp_path / "run")
     assert torch.equal(splits.train.X, data.X)
     assert splits.test.split == "test"
-    assert splits.test.normalisation.kind == data.normalisation.kind
+    assert splits.test.normalization.kind == data.normalization.kind
 
 
 def test_other_data_under_the_same_name_is_refused(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def arguments():
 def test_code_that_exits_does_not_take_us_along(here: Path, monkeypatch) -> None:
     (here / "leaves_for_load.py").write_text(LEAVES)
     (here / "leaves_at_once.py").write_text("import sys\nsys.exit(0)\n")
-    ours = ["curvescope", "analyse", "--model", "leaves_for_load.py:build"]
+    ours = ["curvescope", "analyze", "--model", "leaves_for_load.py:build"]
     monkeypatch.setattr(sys, "argv", ours)
     with pytest.raises(CurvescopeError, match=r"failed when called \(SystemExit: 0\)"):
         load.load_model("leaves_for_load.py:build")

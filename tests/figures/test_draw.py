@@ -1,4 +1,4 @@
-"""Pictures of the catalogue: readable at the width of a page, complete, nothing on the data."""
+"""Pictures of the catalog: readable at the width of a page, complete, nothing on the data."""
 
 from __future__ import annotations
 
@@ -139,14 +139,14 @@ def test_few_points_of_a_line_are_marked() -> None:
     assert figure.axes[0].lines[0].get_marker() == "o"
 
 
-def test_the_eleventh_colour_has_another_marker() -> None:
+def test_the_eleventh_color_has_another_marker() -> None:
     curves = tuple(Curve.of(str(i), [i], [i], kind="points") for i in range(11))
     lines = draw(picture(Panel(xlabel="x", ylabel="y", curves=curves))).axes[0].lines
     looks = {(line.get_color(), line.get_marker()) for line in lines}
     assert len(looks) == 11
 
 
-def test_a_heat_map_names_its_colours() -> None:
+def test_a_heat_map_names_its_colors() -> None:
     image = Image.of(torch.eye(3), label="correspondence")
     figure = drawn(picture(Panel(title="fc1", xlabel="j", ylabel="i", image=image), columns=1))
     assert figure.axes[1].get_ylabel() == "correspondence"

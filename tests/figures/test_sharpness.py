@@ -1,4 +1,4 @@
-"""The picture of sharpness against generalisation shows the numbers of the comparison."""
+"""The picture of sharpness against generalization shows the numbers of the comparison."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from torch import nn
 
 from curvescope._checks import CurvescopeError
 from curvescope.figures.draw import draw
-from curvescope.figures.sharpness import against_generalisation
+from curvescope.figures.sharpness import against_generalization
+from curvescope.flatness import Comparison, SharpnessReport, compare_reports, sharpness
 from curvescope.problem import Problem
-from curvescope.sharpness import Comparison, SharpnessReport, compare_reports, sharpness
 
 pytest.importorskip("matplotlib")
 
@@ -30,7 +30,7 @@ def compared(scales: tuple[float, ...]) -> Comparison:
 
 def test_points_lie_where_the_table_says() -> None:
     found = compared((0.5, 1.0, 2.0))
-    picture = against_generalisation(found, "test loss", measures=("tr H", "λ_max(H)"))
+    picture = against_generalization(found, "test loss", measures=("tr H", "λ_max(H)"))
     assert len(picture.panels) == 2
     for panel, measure in zip(picture.panels, ("tr H", "λ_max(H)"), strict=True):
         assert (panel.xlabel, panel.ylabel) == ("test loss", measure)
@@ -48,15 +48,15 @@ def test_points_lie_where_the_table_says() -> None:
 
 def test_axes_are_logarithmic_where_runs_are_far_apart() -> None:
     near, far = compared((1.0, 1.1)), compared((1.0, 120.0))
-    scales = [against_generalisation(c, measures=("tr H",)).panels[0].yscale for c in (near, far)]
+    scales = [against_generalization(c, measures=("tr H",)).panels[0].yscale for c in (near, far)]
     assert scales == ["linear", "log"]
 
 
 def test_what_cannot_be_drawn_is_named() -> None:
     with pytest.raises(CurvescopeError, match="no column 'luck'; columns are λ_max"):
-        against_generalisation(compared((1.0, 2.0)), "luck")
+        against_generalization(compared((1.0, 2.0)), "luck")
     blind = compare_reports(
         {name: report(scale, test=False) for name, scale in (("a", 1), ("b", 2))}
     )
     with pytest.raises(CurvescopeError, match="no run has a test error"):
-        against_generalisation(blind)
+        against_generalization(blind)

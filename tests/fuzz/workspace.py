@@ -18,9 +18,6 @@ import torch
 
 from curvescope import io as files
 from curvescope._checks import CurvescopeError
-from curvescope.catalogue import listing
-from curvescope.catalogue.entry import Entry, Outcome, Row
-from curvescope.catalogue.entry import Settings as EntrySettings
 from curvescope.cli import app
 from curvescope.data import dataset
 from curvescope.experiments.load import load_data
@@ -33,6 +30,9 @@ from curvescope.reports.page import render
 from curvescope.reports.runs import find_runs
 from curvescope.reports.training import render_training
 from curvescope.spectra.trace import trace
+from curvescope.studies import listing
+from curvescope.studies.entry import Entry, Outcome, Row
+from curvescope.studies.entry import Settings as EntrySettings
 from curvescope.training import load_weights
 from curvescope.training.records import Training
 
@@ -40,7 +40,7 @@ Reader = Callable[[Path], tuple[int, str, str]]
 """Reads the files below a folder; returns the exit code, what it printed and its complaint."""
 
 TRAIN = ["train", "F-3", "--data", "digits", "--per-class", "3", "--epochs", "2", "--quiet"]
-ANALYSE = [
+ANALYZE = [
     "--steps", "4", "--probes", "4", "--samples", "20", "--no-figures", "--no-classes", "--layers",
     "fc2",
 ]  # fmt: skip
@@ -135,7 +135,7 @@ class Case:
 
 
 FINISHED = command(*TRAIN, "--out", "ROOT/run", "--json")
-ANALYSED = command("analyse", "--run", "ROOT/run", *ANALYSE, "--json")
+ANALYZED = command("analyze", "--run", "ROOT/run", *ANALYZE, "--json")
 COMPARED = command("compare", "ROOT/run", "ROOT/other", "--json")
 PAGES = function(pages)
 
@@ -143,13 +143,13 @@ CASES = {
     "configuration of a training": Case("run/config.json", (FINISHED, COMPARED, PAGES)),
     "log": Case("run/metrics.jsonl", (FINISHED, PAGES)),
     "result": Case("run/result.json", (FINISHED, COMPARED, PAGES)),
-    "final weights": Case("run/weights/final.safetensors", (FINISHED, ANALYSED, COMPARED)),
+    "final weights": Case("run/weights/final.safetensors", (FINISHED, ANALYZED, COMPARED)),
     "state": Case(
         "half/state.safetensors", (command(*TRAIN, "--out", "ROOT/half", "--resume", "--json"),)
     ),
-    "configuration of an analysis": Case("run/analysis/config.json", (ANALYSED, PAGES)),
-    "stage": Case("run/analysis/stages/*/result.json", (ANALYSED, PAGES)),
-    "arrays": Case("run/analysis/stages/*/result.safetensors", (ANALYSED, PAGES)),
+    "configuration of an analysis": Case("run/analysis/config.json", (ANALYZED, PAGES)),
+    "stage": Case("run/analysis/stages/*/result.json", (ANALYZED, PAGES)),
+    "arrays": Case("run/analysis/stages/*/result.safetensors", (ANALYZED, PAGES)),
     "sharpness": Case("other/sharpness.json", (COMPARED,)),
     "outcome": Case(
         "out/toys/toy/outcome.json",
@@ -176,7 +176,7 @@ def make(root: Path, seed: int) -> None:
     data = dataset("digits", per_class=3)
     for name, own in (("run", seed), ("other", seed + 10)):
         assert call([*TRAIN, "--out", str(root / name), "--seed", str(own)])[0] == 0
-    assert call(["analyse", "--run", str(root / "run"), *ANALYSE, "--quiet"])[0] == 0
+    assert call(["analyze", "--run", str(root / "run"), *ANALYZE, "--quiet"])[0] == 0
     assert call(["compare", str(root / "run"), str(root / "other"), "--json"])[0] in (0, 2)
     _half(root / "half", seed)
     binary = str(root / "binary")

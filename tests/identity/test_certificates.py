@@ -94,7 +94,7 @@ def same_sum(r: Request) -> Request:
     return {**r, "initial_state": initial}
 
 
-def relabelled(r: Request) -> Request:
+def relabeled(r: Request) -> Request:
     X, y = r["data"]
     return {**r, "data": (X, torch.cat([1 - y[:1], y[1:]]))}
 
@@ -113,7 +113,7 @@ OTHERS: dict[str, Callable[[Request], Request]] = {
     "one more buffer": with_buffer,
     "another initial state": lambda r: {**r, "initial_state": state_of(network(seed=1))},
     "an initial state with the same sum": same_sum,
-    "other labels": relabelled,
+    "other labels": relabeled,
     "other inputs": lambda r: {**r, "data": (r["data"][0] + 1e-9, r["data"][1])},
     "another order": lambda r: {**r, "data": tuple(part.flip(0) for part in r["data"])},
     "fewer examples": lambda r: {**r, "data": tuple(part[:-1] for part in r["data"])},
@@ -153,7 +153,7 @@ def stopped(folder: Path, task: str) -> None:
         certify(**request(), checkpoint=folder, progress=stop)
 
 
-@pytest.fixture(params=["optimise", "draw"])
+@pytest.fixture(params=["optimize", "draw"])
 def folder(request_task: str, tmp_path: Path, monkeypatch) -> Path:
     monkeypatch.setattr(course, "EVERY", 0.0)
     monkeypatch.setattr(evaluation, "_SAVE_EVERY", 0.0)
@@ -161,7 +161,7 @@ def folder(request_task: str, tmp_path: Path, monkeypatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture(params=["optimise", "draw"])
+@pytest.fixture(params=["optimize", "draw"])
 def request_task(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -174,7 +174,7 @@ def test_the_same_request_goes_on_to_the_same_certificate(folder: Path) -> None:
         assert torch.equal(again.posterior.tensors()[name], tensor)
 
 
-@pytest.mark.parametrize("task", ["optimise", "draw"])
+@pytest.mark.parametrize("task", ["optimize", "draw"])
 def test_another_request_is_refused(tmp_path: Path, monkeypatch, task: str) -> None:
     monkeypatch.setattr(course, "EVERY", 0.0)
     monkeypatch.setattr(evaluation, "_SAVE_EVERY", 0.0)
@@ -242,7 +242,7 @@ def test_draws_that_were_made_up_do_not_verify(tmp_path: Path, monkeypatch) -> N
 def test_a_file_in_which_a_bit_has_changed_is_refused(tmp_path, monkeypatch, name, place) -> None:
     monkeypatch.setattr(course, "EVERY", 0.0)
     monkeypatch.setattr(evaluation, "_SAVE_EVERY", 0.0)
-    stopped(tmp_path, "optimise" if name == "course" else "draw")
+    stopped(tmp_path, "optimize" if name == "course" else "draw")
     file = tmp_path / f"{name}.safetensors"
     raw = bytearray(file.read_bytes())
     raw[place] ^= 1

@@ -20,10 +20,8 @@ from torch import Tensor
 
 from curvescope import io
 from curvescope._checks import CurvescopeError
-from curvescope.catalogue.entry import Settings
-from curvescope.catalogue.trained import trained
 from curvescope.data import Dataset
-from curvescope.experiments.analyse import analyse
+from curvescope.experiments.analyze import analyze
 from curvescope.experiments.stages import context as analyses
 from curvescope.spectra import (
     block_lanczos,
@@ -37,6 +35,8 @@ from curvescope.spectra import (
     subspace_iteration,
     trace,
 )
+from curvescope.studies.entry import Settings
+from curvescope.studies.trained import trained
 from curvescope.training import Recipe, train
 from tests.identity.world import MODELS, OTHER, SAME, World, first
 
@@ -91,12 +91,12 @@ def analysis(world: World, folder: Path) -> Result:
     settings = analyses.Settings(
         steps=4, probes=4, trace_probes=world.setting, outliers=2, layer_pairs=4
     )
-    done = analyse(world.problem(), folder / "run", seed=world.seed, settings=settings)
+    done = analyze(world.problem(), folder / "run", seed=world.seed, settings=settings)
     files = {name: (done.folder(name) / "result.json").read_text() for name in done.stages}
     return {"config": done.config, **files}
 
 
-def catalogue_part(world: World, folder: Path) -> Result:
+def catalog_part(world: World, folder: Path) -> Result:
     settings = Settings("smoke", folder, seed=world.seed)
     operator, setting, seed = world.operator(), world.setting, world.seed
 
@@ -107,7 +107,7 @@ def catalogue_part(world: World, folder: Path) -> Result:
     return dict(settings.once("part", compute))
 
 
-def catalogue_network(world: World, folder: Path) -> Result:
+def catalog_network(world: World, folder: Path) -> Result:
     X, y = world.data
     data = Dataset(X.float(), y, classes=3, name="points")
     recipe = Recipe(seed=0, epochs=1, lr=world.setting / 100, batch_size=4)
@@ -125,8 +125,8 @@ THINGS: dict[str, Thing] = {
     **{f"checkpoint of {name}": Thing(run) for name, run in ESTIMATORS.items()},
     "analysis": Thing(analysis, NO_MATRIX),
     "training run": Thing(training_run, (*NO_MATRIX, *NO_LOSS), strict=True),
-    "part of a study": Thing(catalogue_part),
-    "network of a study": Thing(catalogue_network, (*NO_MODEL, *NO_LOSS, *ROUNDED), strict=True),
+    "part of a study": Thing(catalog_part),
+    "network of a study": Thing(catalog_network, (*NO_MODEL, *NO_LOSS, *ROUNDED), strict=True),
 }
 CELLS = [(t, w) for t, thing in THINGS.items() for w in OTHER if w not in thing.blind]
 KEPT = [(t, w) for t, thing in THINGS.items() for w in SAME if not thing.strict or "again" in w]

@@ -67,7 +67,7 @@ def test_a_changed_file_is_refused(tmp_path: Path, changes: dict[str, Any], word
     io.save(place, Result(1.5))
     edit(place, **changes)
     with pytest.raises(CurvescopeError, match=words):
-        io.load(place, Result, remedy="analyse again")
+        io.load(place, Result, remedy="analyze again")
 
 
 def test_a_file_with_a_right_checksum_is_held_against_the_types_all_the_same(

@@ -137,8 +137,8 @@ def test_dh_batch_norm_stands_after_the_relu_and_learns_nothing() -> None:
     ]
     hidden = network("F-20^2-BN", MNIST, 10).train()
     X = torch.randn(64, *MNIST, generator=torch.Generator().manual_seed(0))
-    normalised = hidden[:4](X)  # flatten, fc1, relu, bn
-    torch.testing.assert_close(normalised.mean(0), torch.zeros(20), atol=1e-5, rtol=0)
+    normalized = hidden[:4](X)  # flatten, fc1, relu, bn
+    torch.testing.assert_close(normalized.mean(0), torch.zeros(20), atol=1e-5, rtol=0)
 
 
 def test_the_residual_networks_add_their_shortcuts() -> None:

@@ -93,7 +93,7 @@ def test_chunks_of_every_size(name: str, matrix: str) -> None:
     "name", ["cross_entropy", "batch-norm-train", "tied-embedding", "control-flow"]
 )
 def test_kept_and_streamed_agree_over_many_products(name: str) -> None:
-    """Deciding to keep the linearisation after some products does not change the answers."""
+    """Deciding to keep the linearization after some products does not change the answers."""
     problem = BY_NAME[name].problem()
     v = random_block(problem.params.size, 1, torch.float64)[:, 0]
     H = cs.Hessian(problem)

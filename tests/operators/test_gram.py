@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from curvescope._checks import CurvescopeError
-from curvescope.linearisation import memory
-from curvescope.linearisation.extended import class_directions
 from curvescope.operators import row_blocks, rows
 from curvescope.operators.gauss_newton import EmpiricalFisher, GaussNewton, MonteCarloFisher
 from curvescope.operators.gram import GramForm
@@ -18,6 +16,8 @@ from curvescope.operators.hessian import Hessian
 from curvescope.operators.rows import LayerRows, WrittenRows
 from curvescope.operators.simple import LowRank
 from curvescope.problem import Problem
+from curvescope.record import memory
+from curvescope.record.extended import class_directions
 from curvescope.spectra.exact import exact_spectrum
 from tests.cases import BY_NAME, dense
 from tests.conformance import assert_relative

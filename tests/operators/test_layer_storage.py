@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import curvescope as cs
-from curvescope.linearisation import memory
-from curvescope.linearisation.layer_factors import Gradients, Products
-from curvescope.linearisation.sweep import sweep_of
 from curvescope.operators.layer import layers_of
+from curvescope.record import memory
+from curvescope.record.layer_factors import Gradients, Products
+from curvescope.record.sweep import sweep_of
 from tests.cases import classes, convert
 from tests.conformance import assert_relative, check_operator, check_products
 from tests.operators.test_layer_blocks import NETWORKS, RTOL, problem_of, recorded, relu_mlp

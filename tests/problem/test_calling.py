@@ -67,7 +67,7 @@ def test_the_model_keeps_its_own_tensors(data: tuple[Tensor, Tensor]) -> None:
     problem = cs.Problem(model, data)
     cs.Hessian(problem) @ torch.ones(problem.params.size, dtype=torch.float64)
     cs.sharpness(problem, test=data, generator=generator())
-    cs.TraceRegulariser("hessian", weight=1.0, generator=generator())(model, *data)
+    cs.TraceRegularizer("hessian", weight=1.0, generator=generator())(model, *data)
     after = [*model.parameters(), *model.buffers()]
     assert all(a is b for a, b in zip(before, after, strict=True))
     assert isinstance(layer.weight, nn.Parameter)

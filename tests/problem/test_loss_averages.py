@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import curvescope as cs
-from curvescope.linearisation.extended import class_directions
-from curvescope.linearisation.outputs import LossHessian
-from curvescope.linearisation.roots import root
+from curvescope.flatness.scores import scores
 from curvescope.operators.gram import GramForm
-from curvescope.sharpness.scores import scores
+from curvescope.record.extended import class_directions
+from curvescope.record.outputs import LossHessian
+from curvescope.record.roots import root
 
 N, C, T = 9, 4, 3
 W = torch.tensor([1.0, 2.0, 5.0, 0.5]).double()
@@ -215,13 +215,13 @@ def test_a_convex_loss_has_all_that_one_has(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_trace_of_the_regulariser_is_that_of_the_matrix(case: Case) -> None:
+def test_the_trace_of_the_regularizer_is_that_of_the_matrix(case: Case) -> None:
     ours = problem(case)
     if not ours.loss.closed_form:
         with pytest.raises(cs.CurvescopeError, match="no known root of its output Hessian"):
-            cs.TraceRegulariser("ggn", weight=1.0, generator=_g(), loss=case.loss)
+            cs.TraceRegularizer("ggn", weight=1.0, generator=_g(), loss=case.loss)
         return
-    exact = cs.TraceRegulariser("ggn", weight=1.0, generator=_g(), loss=case.loss, probes=64)
+    exact = cs.TraceRegularizer("ggn", weight=1.0, generator=_g(), loss=case.loss, probes=64)
     model = case.model()
     found = exact.objective(model, case.X(), case.y)
     close(found.loss.detach(), truth(case).value)

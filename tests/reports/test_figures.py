@@ -23,7 +23,7 @@ from curvescope.reports.page import write_report
 from tests.experiments.examples import rewritten
 
 
-def labelled(panel: Panel) -> dict:
+def labeled(panel: Panel) -> dict:
     return {curve.label: curve for curve in panel.curves}
 
 
@@ -174,25 +174,25 @@ def test_a_layer(first: RunDirectory) -> None:
     found = first.result("layer-fc1", Finding[LayerFindings]).value
     assert found is not None
     panels = pictures.layer("layer-fc1", found).panels
-    assert labelled(panels[0])["true Hessian"].y == close(found.true)
-    assert labelled(panels[0])["Kronecker product"].y == close(found.approximate)
+    assert labeled(panels[0])["true Hessian"].y == close(found.true)
+    assert labeled(panels[0])["Kronecker product"].y == close(found.approximate)
     assert panels[1].image is not None
     assert panels[1].image.values[0] == close(found.correspondences["true input"][0])
     assert panels[1].xlabel == "true eigenvector, 8 of 512"
     assert panels[1].ylabel == "eigenvector of E[xxᵀ], 40 of 64"
-    assert labelled(panels[3])["overlap of the first k"].y == close(found.overlap)
+    assert labeled(panels[3])["overlap of the first k"].y == close(found.overlap)
 
 
 def test_classes(first: RunDirectory) -> None:
     found = first.result("classes", Finding[ClassFindings]).value
     assert found is not None
     whole, knockouts = pictures.attribution("classes", found).panels
-    points = labelled(whole)
+    points = labeled(whole)
     drawn = sum(len(curve.x) for name, curve in points.items() if "edge" not in name)
     values = found.attribution.values[:150]
     assert drawn == int((values > 1e-10 * values[0]).sum())
     assert points["edge of the bulk"].y[0] == pytest.approx(found.attribution.edge, rel=1e-5)
-    curves = labelled(knockouts)
+    curves = labeled(knockouts)
     parts = ("class", "cross", "within")
     assert list(curves) == ["G", *(f"without the {part} part" for part in parts)]
     assert curves["G"].width > 2  # it lies under curves that may cover it
@@ -208,4 +208,4 @@ def test_a_layer_by_class(first: RunDirectory) -> None:
     for panel, name in zip(moments, ("features", "errors"), strict=True):
         total = found.moments[name].total
         kept = total[total > 1e-10 * total[0]]
-        assert labelled(panel)["all"].y == close(kept)
+        assert labeled(panel)["all"].y == close(kept)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from curvescope.experiments.analyse import analyse
+from curvescope.experiments.analyze import analyze
 from curvescope.experiments.configuration import Settings
 from curvescope.experiments.known import known, of
 from curvescope.experiments.quantities import LARGEST, QUANTITIES, SMALLEST, TRACE
@@ -30,9 +30,9 @@ from tests.experiments.examples import failed, reconfigured, rewritten
 FEW = Settings(steps=10, probes=4, trace_probes=16, outliers=3, layer_pairs=4)
 
 
-def analysed(place: Path, model: nn.Module, y: torch.Tensor, loss: str) -> RunDirectory:
+def analyzed(place: Path, model: nn.Module, y: torch.Tensor, loss: str) -> RunDirectory:
     X = torch.randn(len(y), 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    return analyse(Problem(model.double(), (X, y), loss), place, seed=0, settings=FEW)
+    return analyze(Problem(model.double(), (X, y), loss), place, seed=0, settings=FEW)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def regression(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     torch.manual_seed(0)
     g = torch.Generator().manual_seed(1)
     y = torch.randn(20, 2, generator=g, dtype=torch.float64)
-    return analysed(tmp_path_factory.mktemp("own") / "r", nn.Linear(4, 2), y, "mse")
+    return analyzed(tmp_path_factory.mktemp("own") / "r", nn.Linear(4, 2), y, "mse")
 
 
 def cells(page: str, caption: str) -> dict[str, list[str]]:
@@ -119,7 +119,7 @@ def test_a_model_without_layers_says_so(tmp_path: Path) -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.tanh(x @ self.scale)
 
-    run = analysed(tmp_path / "own", Own(), torch.arange(20) % 3, "cross_entropy")
+    run = analyzed(tmp_path / "own", Own(), torch.arange(20) % 3, "cross_entropy")
     found = layers.build(run)
     assert found is not None
     assert found.seen.startswith("There is no layer to look into")

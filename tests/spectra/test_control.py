@@ -40,7 +40,7 @@ Run = Callable[..., Any]
 #: name -> call
 ALL: dict[str, Run] = {
     "lanczos": lambda A, **c: lanczos(A, 30, generator=seeded(), **c),
-    "fast_lanczos": lambda A, **c: lanczos(A, 30, generator=seeded(), reorthogonalise=False, **c),
+    "fast_lanczos": lambda A, **c: lanczos(A, 30, generator=seeded(), reorthogonalize=False, **c),
     "block_lanczos": lambda A, **c: block_lanczos(A, 8, block=3, generator=seeded(), **c),
     "eigenpairs": lambda A, **c: eigenpairs(A, 6, generator=seeded(), **c),
     "eigenpairs_restarting": lambda A, **c: eigenpairs(

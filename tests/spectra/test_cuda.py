@@ -76,8 +76,8 @@ def test_the_recurrence_never_waits_for_the_device() -> None:
 
     _, device = both()
     rows = probing.draw(device, 2, generator=seeded())
-    for reorthogonalise in (True, False):
-        run = Recurrence(device, rows, 12, reorthogonalise=reorthogonalise)
+    for reorthogonalize in (True, False):
+        run = Recurrence(device, rows, 12, reorthogonalize=reorthogonalize)
         run.step()
         torch.cuda.set_sync_debug_mode("error")
         try:

@@ -82,14 +82,14 @@ def test_subspace_iteration(eigenvalues: Tensor) -> None:
     assert float(pairs.values.abs().max()) / scale == pytest.approx(top / scale, abs=1e-2)
 
 
-@pytest.mark.parametrize("reorthogonalise", [True, False])
-def test_lanczos(eigenvalues: Tensor, reorthogonalise: bool) -> None:
+@pytest.mark.parametrize("reorthogonalize", [True, False])
+def test_lanczos(eigenvalues: Tensor, reorthogonalize: bool) -> None:
     scale = scale_of(eigenvalues)
     A = rotated(eigenvalues)
-    T = lanczos(A, 50, generator=seeded(), reorthogonalise=reorthogonalise)
+    T = lanczos(A, 50, generator=seeded(), reorthogonalize=reorthogonalize)
     assert_no_nan(T)
     distinct = eigenvalues.unique()
-    if reorthogonalise:
+    if reorthogonalize:
         assert T.status is Status.BREAKDOWN
         assert len(T.alphas) <= len(eigenvalues)
         nearest = (T.ritz()[0][:, None] - distinct).abs().min(1).values

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 import curvescope as cs
 from curvescope.identity import digest
-from curvescope.linearisation import memory
-from curvescope.linearisation.sweep import sweep_of
+from curvescope.record import memory
+from curvescope.record.sweep import sweep_of
 
 
 def problem(activation: type[nn.Module] = nn.Tanh) -> cs.Problem:

@@ -28,10 +28,10 @@ def test_tridiagonal_identity_with_its_residual() -> None:
     torch.testing.assert_close(T.basis.T @ T.basis, torch.eye(41, dtype=F64), atol=1e-13, rtol=0)
 
 
-@pytest.mark.parametrize("reorthogonalise", [True, False])
-def test_ritz_residuals_are_those_of_the_vectors(reorthogonalise: bool) -> None:
+@pytest.mark.parametrize("reorthogonalize", [True, False])
+def test_ritz_residuals_are_those_of_the_vectors(reorthogonalize: bool) -> None:
     A = rotated(hessian_like(200))
-    T = lanczos(A, 15, generator=seeded(), reorthogonalise=reorthogonalise)
+    T = lanczos(A, 15, generator=seeded(), reorthogonalize=reorthogonalize)
     kept = lanczos(A, 15, generator=seeded())
     assert kept.basis is not None
     values, y = torch.linalg.eigh(kept.matrix())
@@ -40,10 +40,10 @@ def test_ritz_residuals_are_those_of_the_vectors(reorthogonalise: bool) -> None:
     torch.testing.assert_close(T.ritz()[1], true, atol=1e-9, rtol=0)
 
 
-def test_without_reorthogonalisation_agrees_until_convergence_then_shows_ghosts() -> None:
+def test_without_reorthogonalization_agrees_until_convergence_then_shows_ghosts() -> None:
     A = rotated(hessian_like(200))
     slow = lanczos(A, 120, generator=seeded())
-    fast = lanczos(A, 120, generator=seeded(), reorthogonalise=False)
+    fast = lanczos(A, 120, generator=seeded(), reorthogonalize=False)
     assert fast.basis is None
     torch.testing.assert_close(fast.alphas[:10], slow.alphas[:10], atol=1e-9, rtol=0)
     near_top = (fast.ritz()[0] - 10).abs() < 1e-6
@@ -93,7 +93,7 @@ def test_block_identity_and_full_depth() -> None:
     assert T.residual.shape == (90, 5)
     right = T.basis @ T.matrix + T.residual @ T.coupling
     torch.testing.assert_close(A.dense() @ T.basis, right, atol=1e-12, rtol=0)
-    # block tridiagonal: nothing beyond the neighbouring blocks
+    # block tridiagonal: nothing beyond the neighboring blocks
     assert float(T.matrix[:5, 10:].abs().max()) < 1e-12
     full = block_lanczos(A, 18, block=5, generator=seeded())
     values = torch.linalg.eigvalsh(full.matrix).flip(0)

@@ -182,8 +182,8 @@ def test_deflation_in_one_call() -> None:
 
 
 def test_fast_and_slow_agree_on_smooth_functions() -> None:
-    fast = spectral_measure(MATRIX, steps=80, probes=3, reorthogonalise=False, generator=seeded())
-    slow = spectral_measure(MATRIX, steps=80, probes=3, reorthogonalise=True, generator=seeded())
+    fast = spectral_measure(MATRIX, steps=80, probes=3, reorthogonalize=False, generator=seeded())
+    slow = spectral_measure(MATRIX, steps=80, probes=3, reorthogonalize=True, generator=seeded())
     grid = torch.linspace(-1, 10, 30, dtype=F64)
     torch.testing.assert_close(fast.cdf(grid), slow.cdf(grid), atol=0.01, rtol=0)
     a, b = fast.expectation(torch.cos), slow.expectation(torch.cos)

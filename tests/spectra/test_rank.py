@@ -24,7 +24,7 @@ def test_mass_at_zero_of_a_low_rank_matrix() -> None:
 
 
 def test_a_split_peak_is_put_together_by_the_pair() -> None:
-    """Eigenvalues ±δ around zero: half the mass at each, all of it in the pair, centred at 0."""
+    """Eigenvalues ±δ around zero: half the mass at each, all of it in the pair, centered at 0."""
     split = torch.cat([torch.full((200,), 1e-3), torch.full((200,), -1e-3)])
     values = torch.cat([split, torch.linspace(1, 3, 100)]).double()
     measure = spectral_measure(rotated(values), steps=40, probes=10, generator=seeded())

@@ -19,10 +19,10 @@ from curvescope._state import (
     strict_precision,
 )
 from curvescope.certificates.methods import posterior_method
-from curvescope.experiments.analyse import analyse
+from curvescope.experiments.analyze import analyze
 from curvescope.experiments.stages.context import Settings
+from curvescope.flatness.minibatch import minibatch_metric
 from curvescope.problem import Problem
-from curvescope.sharpness.minibatch import minibatch_metric
 from curvescope.spectra.rank import rank_bound
 from curvescope.structure.classes import class_structure
 from curvescope.structure.factors import kronecker_factors
@@ -82,21 +82,21 @@ def vector(model: nn.Module) -> torch.Tensor:
 
 
 def certificate(model: nn.Module, _: Path) -> None:
-    learnt = {name for name, p in model.named_parameters() if p.requires_grad}
+    learned = {name for name, p in model.named_parameters() if p.requires_grad}
     state = model.state_dict()
-    initial = {name: t + 0.1 if name in learnt else t for name, t in state.items()}
+    initial = {name: t + 0.1 if name in learned else t for name, t in state.items()}
     method = posterior_method("local", epochs=1)
     cs.certify(model, initial, data(), generator=generator(), method=method, slack=0.2)
 
 
 def analysis(model: nn.Module, folder: Path) -> None:
     settings = Settings(steps=4, trace_probes=8, layer_pairs=4)
-    analyse(problem(model), folder / "run", seed=0, settings=settings)
+    analyze(problem(model), folder / "run", seed=0, settings=settings)
 
 
 def penalty(kind: str) -> Callable[[nn.Module, Path], None]:
     def call(model: nn.Module, _: Path) -> None:
-        cs.TraceRegulariser(kind, weight=1.0, generator=generator())(model, *data())
+        cs.TraceRegularizer(kind, weight=1.0, generator=generator())(model, *data())
 
     return call
 
@@ -112,9 +112,9 @@ def product(matrix: Any, keep: bool) -> Callable[[nn.Module, Path], None]:
 ROADS: dict[str, Callable[[nn.Module, Path], Any]] = {
     "evaluate": lambda model, _: cs.evaluate(model, data()),
     "certify": certificate,
-    "analyse": analysis,
-    "regulariser": penalty("ggn"),
-    "regulariser-hessian": penalty("hessian"),
+    "analyze": analysis,
+    "regularizer": penalty("ggn"),
+    "regularizer-hessian": penalty("hessian"),
     "minibatch": lambda model, _: minibatch_metric(model, *data(), generator=generator()),
     "hessian-kept": product(cs.Hessian, keep=True),
     "hessian-streamed": product(cs.Hessian, keep=False),
@@ -154,7 +154,7 @@ class Breaks(nn.Module):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, torch.OutOfMemoryError])
-@pytest.mark.parametrize("road", ["evaluate", "regulariser", "hessian-kept", "rank-bound"])
+@pytest.mark.parametrize("road", ["evaluate", "regularizer", "hessian-kept", "rank-bound"])
 def test_the_model_is_as_before_after_an_error(
     road: str, error: type[BaseException], tmp_path: Path
 ) -> None:

@@ -147,7 +147,7 @@ def test_blocks_of_layers_from_many_threads() -> None:
 
 
 def test_other_functions_beside_products() -> None:
-    """Evaluation, a regulariser, factors and class structure while another thread multiplies."""
+    """Evaluation, a regularizer, factors and class structure while another thread multiplies."""
     model = build("batch-norm")
     X = torch.cat([x for x, _ in batches()])
     y = torch.cat([t for _, t in batches()])
@@ -156,7 +156,7 @@ def test_other_functions_beside_products() -> None:
 
     def penalty() -> Tensor:
         g = torch.Generator().manual_seed(1)
-        return cs.TraceRegulariser("ggn", weight=1.0, generator=g)(model, X, y).detach()
+        return cs.TraceRegularizer("ggn", weight=1.0, generator=g)(model, X, y).detach()
 
     jobs: list[Callable[[], Any]] = [
         lambda: cs.Hessian(Problem(model, batches()), keep=False) @ v,

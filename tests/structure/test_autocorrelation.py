@@ -54,12 +54,12 @@ def test_limits() -> None:
     constant = structure_of(torch.ones(4, 3).double())  # rank one: nothing but the mean
     assert constant.alignment == pytest.approx(1.0)
     assert constant.spectral_ratio == constant.dominance == math.inf
-    centred = structure_of(
+    centered = structure_of(
         torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 2.0], [0.0, -2.0]]).double()
     )
-    assert centred.alignment == 0.0
-    assert centred.dominance == 0.0
-    assert centred.spectral_ratio == pytest.approx(4.0)
+    assert centered.alignment == 0.0
+    assert centered.dominance == 0.0
+    assert centered.spectral_ratio == pytest.approx(4.0)
     assert structure_of(torch.ones(2, 1).double()).spectral_ratio == math.inf  # one input
 
 

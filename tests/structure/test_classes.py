@@ -267,7 +267,7 @@ def test_what_is_refused() -> None:
 
 
 def test_means_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    from curvescope.linearisation import memory
+    from curvescope.record import memory
 
     model, X = small(6, 3)
     monkeypatch.setattr(memory, "free", lambda device: 1000)

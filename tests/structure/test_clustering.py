@@ -59,7 +59,7 @@ def test_points_have_the_distances_of_the_definition(kind: str) -> None:
         torch.testing.assert_close(
             distances(clusters.points), distances(expected), rtol=1e-7, atol=1e-8
         )
-        norms = clusters.logit_centres.norm(dim=1)
+        norms = clusters.logit_centers.norm(dim=1)
         gram = expected.mean(0).flatten(1).norm(dim=1)
         torch.testing.assert_close(norms, gram, rtol=1e-7, atol=1e-9)
         flat, middle = expected.flatten(0, 1), expected.mean((0, 1))
@@ -87,7 +87,7 @@ def test_picture() -> None:
         tsne(clusters, generator=torch.Generator().manual_seed(1), perplexity=5.0) for _ in range(2)
     ]
     assert pictures[0].points.shape == (4, 4, 2)
-    assert pictures[0].logit_centres.shape == pictures[0].class_centres.shape == (4, 2)
+    assert pictures[0].logit_centers.shape == pictures[0].class_centers.shape == (4, 2)
     torch.testing.assert_close(pictures[0].points, pictures[1].points)
     assert bool(torch.isfinite(pictures[0].points).all())
     with pytest.raises(cs.CurvescopeError, match="between 0 and the 24 points, got 30"):

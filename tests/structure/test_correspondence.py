@@ -1,4 +1,4 @@
-"""Matricised eigenvectors: definitions entry by entry, and the exact pattern of a product."""
+"""Matricized eigenvectors: definitions entry by entry, and the exact pattern of a product."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import torch
 
 import curvescope as cs
 from curvescope.operators.kronecker import KroneckerOperator
-from curvescope.structure.correspondence import correspondence, matricise, singular_structure
+from curvescope.structure.correspondence import correspondence, matricize, singular_structure
 from tests.operators.test_kronecker import gram
 
 
-def test_matricise_follows_the_weight() -> None:
+def test_matricize_follows_the_weight() -> None:
     weight = torch.randn(4, 2, 3, 3)
-    (matrix,) = matricise(weight.flatten(), 4)
+    (matrix,) = matricize(weight.flatten(), 4)
     torch.testing.assert_close(matrix, weight.flatten(1))
 
 
@@ -59,7 +59,7 @@ def test_singular_values() -> None:
 
 def test_refusals() -> None:
     with pytest.raises(cs.CurvescopeError, match="take the block of the weight alone"):
-        matricise(torch.ones(7, 1), 2)
+        matricize(torch.ones(7, 1), 2)
     with pytest.raises(cs.CurvescopeError, match="side must be one of 'input', 'output'"):
         correspondence(torch.ones(6, 1), torch.eye(2), side="left")
     with pytest.raises(cs.CurvescopeError, match="columns of the input dimension"):

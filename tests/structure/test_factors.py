@@ -105,9 +105,9 @@ def test_convolutions(name: str, size: int) -> None:
 def test_moments_of_any_convolution_are_those_of_its_record(
     shape: tuple[int, ...], make: Callable[[], nn.Module]
 ) -> None:
-    from curvescope.linearisation.layers import record_layers
-    from curvescope.linearisation.outputs import LossHessian
-    from curvescope.linearisation.roots import root
+    from curvescope.record.layers import record_layers
+    from curvescope.record.outputs import LossHessian
+    from curvescope.record.roots import root
 
     conv = make().double()
     data = convert(classes(2, *shape, sizes=(4,)), torch.float64)

@@ -96,9 +96,9 @@ def test_a_layer_has_its_own_knockouts() -> None:
 
 def trained() -> Problem:
     g = torch.Generator().manual_seed(0)
-    centres = 2 * torch.randn(3, 6, dtype=F64, generator=g)
+    centers = 2 * torch.randn(3, 6, dtype=F64, generator=g)
     y = torch.arange(24) % 3
-    X = centres[y] + 0.5 * torch.randn(24, 6, dtype=F64, generator=g)
+    X = centers[y] + 0.5 * torch.randn(24, 6, dtype=F64, generator=g)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     for _ in range(30):

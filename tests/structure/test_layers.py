@@ -92,8 +92,8 @@ def test_moments_and_their_parts(layer: str, batch_size: int | None) -> None:
     compare(features.class_, sorted_spectrum(H_class), "H_class", H)
     compare(features.within, sorted_spectrum(H - H_class), "H_within", H)
     compare(features.without_class, knocked_out(H, H_class), "H without class", H)
-    centre = share @ means
-    assert features.global_ == pytest.approx(float(centre @ centre), rel=1e-12)
+    center = share @ means
+    assert features.global_ == pytest.approx(float(center @ center), rel=1e-12)
     assert len(features.diagonal) == 0
     # errors: a replication is an example at a position, with the weight p / N
     w = (p / N)[:, :, None].expand(N, 3, T)

@@ -158,7 +158,7 @@ def test_a_large_gram_matrix_is_searched(
 
 
 def test_counts_of_knockouts_are_those_of_all_eigenvalues() -> None:
-    """Inertia of one factorisation against the spectra of all eight matrices."""
+    """Inertia of one factorization against the spectra of all eight matrices."""
     dual = class_dual(digits(steps=100))
     found = outliers_of(dual)
     chain = [("global",), ("class",), ("class", "cross"), ("class", "cross", "diagonal")]

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from curvescope._checks import CurvescopeError
-from curvescope.sharpness import TraceRegulariser
+from curvescope.flatness import TraceRegularizer
 from curvescope.training import Progress, Recipe, train, train_many
 from tests.training.problems import data, flat, model
 
@@ -34,9 +34,9 @@ train(model(NETWORKS[kind]), data(), RECIPE, folder=folder, penalty=penalty(kind
 """  # 40 epochs of 4 steps: 1.6 s at least
 
 
-def penalty(kind: str, *, seed: int = 0, samples: int | None = None) -> TraceRegulariser:
+def penalty(kind: str, *, seed: int = 0, samples: int | None = None) -> TraceRegularizer:
     g = torch.Generator().manual_seed(seed)
-    return TraceRegulariser(kind, weight=0.02, samples=samples, generator=g)
+    return TraceRegularizer(kind, weight=0.02, samples=samples, generator=g)
 
 
 def killed_after(folder: Path, kind: str, epochs: int) -> None:
@@ -64,7 +64,7 @@ def killed_after(folder: Path, kind: str, epochs: int) -> None:
 def test_kill_9_and_resume_gives_the_same_bits(tmp_path: Path, kind: str) -> None:
     killed_after(tmp_path / "killed", kind, 12)
     resumed, whole = model(NETWORKS[kind]), model(NETWORKS[kind])
-    # The probes come from the folder: the generator of the new regulariser is another one.
+    # The probes come from the folder: the generator of the new regularizer is another one.
     again = penalty(kind, seed=7)
     second = train(resumed, data(), RECIPE, folder=tmp_path / "killed", penalty=again, resume=True)
     first = train(whole, data(), RECIPE, folder=tmp_path / "whole", penalty=penalty(kind))
@@ -152,11 +152,11 @@ def _dense_trace(net: nn.Module, X: torch.Tensor, y: torch.Tensor) -> float:
 
 
 def test_it_lowers_the_trace() -> None:
-    plain, penalised = model("F-8"), model("F-8")
+    plain, penalized = model("F-8"), model("F-8")
     recipe = replace(RECIPE, lr=0.1)
     train(plain, data(), recipe)
-    train(penalised, data(), recipe, penalty=penalty("ggn"))
-    assert _dense_trace(penalised, *data()) < 0.8 * _dense_trace(plain, *data())
+    train(penalized, data(), recipe, penalty=penalty("ggn"))
+    assert _dense_trace(penalized, *data()) < 0.8 * _dense_trace(plain, *data())
 
 
 def test_the_recipes_loss_is_what_is_trained() -> None:
@@ -168,10 +168,10 @@ def test_the_recipes_loss_is_what_is_trained() -> None:
         p.data = 0.5 * torch.randn(p.shape, generator=g, dtype=p.dtype)
     expected = F.binary_cross_entropy_with_logits(net(X).flatten(), labels.double()).item()
     recipe = replace(RECIPE, epochs=1, batch_size=50, loss="binary_logistic")
-    trace = TraceRegulariser("ggn", weight=0.02, loss="binary_logistic", generator=g)
+    trace = TraceRegularizer("ggn", weight=0.02, loss="binary_logistic", generator=g)
     assert train(net, (X, labels), recipe, penalty=trace).history[0].loss == pytest.approx(expected)
 
 
-def test_one_regulariser_is_not_shared() -> None:
+def test_one_regularizer_is_not_shared() -> None:
     with pytest.raises(CurvescopeError, match="a penalty that draws random numbers"):
         train_many([model(), model()], data(), [RECIPE] * 2, penalty=penalty("ggn"))

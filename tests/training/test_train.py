@@ -217,10 +217,10 @@ def test_a_quadratic_penalty_is_weight_decay() -> None:
     def shrink(net: nn.Module, X: Tensor, y: Tensor) -> Tensor:
         return sum((p**2).sum() for p in net.parameters()) * 0.1 / 2
 
-    penalised, decayed = model(), model()
-    result = train(penalised, data(), RECIPE, penalty=shrink)
+    penalized, decayed = model(), model()
+    result = train(penalized, data(), RECIPE, penalty=shrink)
     same = train(decayed, data(), replace(RECIPE, weight_decay=0.1))
-    torch.testing.assert_close(flat(penalised), flat(decayed), rtol=1e-11, atol=1e-13)
+    torch.testing.assert_close(flat(penalized), flat(decayed), rtol=1e-11, atol=1e-13)
     assert result.history[0].loss == pytest.approx(same.history[0].loss)  # the loss alone
 
 

@@ -26,7 +26,7 @@ def held(model: nn.Module, mode: Mode) -> Iterator[None]:
 
     Args:
         model: Any module.
-        mode: ``"eval"``; ``"norms train"``, where normalisations use the statistics of the batch
+        mode: ``"eval"``; ``"norms train"``, where normalizations use the statistics of the batch
             and everything else is in evaluation mode; ``"norms as they are"``, where they keep
             their own mode; or ``"train"``: all modules of a model in evaluation mode, while one in
             training mode stays as it is, with the parts that its owner froze.

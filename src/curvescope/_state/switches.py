@@ -228,7 +228,7 @@ def strict_precision() -> Iterator[None]:
 def fast_precision() -> Iterator[None]:
     """Products and convolutions in TF32 for a while, where the device has it.
 
-    For the steps of optimising a posterior: whatever comes out is certified in full precision
+    For the steps of optimizing a posterior: whatever comes out is certified in full precision
     afterwards. The user's settings come back.
     """
     with _precision.wish(matmul="tf32", conv="tf32"):

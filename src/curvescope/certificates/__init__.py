@@ -4,7 +4,7 @@ from curvescope.certificates.bound import Confidence, PriorGrid
 from curvescope.certificates.certificate import Certificate
 from curvescope.certificates.certify import certify
 from curvescope.certificates.methods import Method, posterior_method
-from curvescope.certificates.optimise import Progress
+from curvescope.certificates.optimize import Progress
 from curvescope.certificates.verify import Verification, verify
 
 __all__ = [

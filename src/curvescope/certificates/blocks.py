@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from curvescope._checks import CurvescopeError, positive_int
-from curvescope.linearisation.patches import Layer, groups, supported
+from curvescope.record.patches import Layer, groups, supported
 
 
 @dataclass(frozen=True)

@@ -194,7 +194,7 @@ def b_re(
 
     ``(KL(Q‖P) + 2 log(b log(c/λ)) + log(π² n/(6δ))) / (n − 1)`` (DH eq. 62 with the arguments of KL
     the right way round); at a point of the grid it equals :func:`complexity` with
-    ``form="seeger"``. What the methods of DH minimise; a certificate rounds λ to the grid.
+    ``form="seeger"``. What the methods of DH minimize; a certificate rounds λ to the grid.
 
     Raises:
         CurvescopeError: If λ does not lie in ``(0, c)``.

@@ -17,7 +17,7 @@ from curvescope.certificates.bound import Complexity, Confidence, PriorGrid
 from curvescope.certificates.divergence import percent_upwards
 from curvescope.certificates.evaluate import Draws
 from curvescope.certificates.methods import Method
-from curvescope.certificates.optimise import Point, Progress
+from curvescope.certificates.optimize import Point, Progress
 from curvescope.certificates.posterior import Posterior
 from curvescope.certificates.prior import State
 from curvescope.certificates.request import Request
@@ -102,7 +102,7 @@ class Certificate:
 
     @property
     def method(self) -> Method:
-        """How the posterior was optimised."""
+        """How the posterior was optimized."""
         return self.request.method
 
     @property

@@ -15,7 +15,7 @@ from curvescope.certificates.certificate import Certificate, Orientation, PriorT
 from curvescope.certificates.evaluate import Draws, evaluate, mean_error, stochastic_error
 from curvescope.certificates.examples import as_examples, check_labels, home
 from curvescope.certificates.methods import Method
-from curvescope.certificates.optimise import Optimised, Progress, optimise
+from curvescope.certificates.optimize import Optimized, Progress, optimize
 from curvescope.certificates.posterior import Posterior
 from curvescope.certificates.prior import State, Task, prepare
 from curvescope.certificates.request import Request, describe
@@ -40,7 +40,7 @@ def certify(
     """An upper bound on the error of a stochastic version of a trained network (DH §6).
 
     The weights become Gaussian: the posterior ``Q = N(m, Σ)`` starts at the trained weights and is
-    optimised against the bound, with a covariance that is diagonal in the eigenbasis of each
+    optimized against the bound, with a covariance that is diagonal in the eigenbasis of each
     layer's Kronecker-factored Hessian. With the prior ``P = N(w₀, λ_l I)`` around the initial
     weights and with probability ``1 − δ − δ'``,
 
@@ -68,7 +68,7 @@ def certify(
             ``initial_state``, and certify on the rest, starting from the prior mean.
         prior_data: Other examples that ``initial_state`` was trained on; none of them may be
             among ``data``.
-        checkpoint: A folder in which the optimisation, the posterior and the draws are kept, to go
+        checkpoint: A folder in which the optimization, the posterior and the draws are kept, to go
             on after a kill to the same certificate; for this request alone.
         progress: Called with :class:`Progress` after every epoch and between draws.
 
@@ -108,7 +108,7 @@ def certify(
     child = _random.child(generator)
     found = keep.load(Layout.of(model), task.prior_mean)
     if found is None:
-        found = optimise(
+        found = optimize(
             task.start, task.prior_mean, task.examples, request.method, generator=child,
             delta=request.confidence.sample, progress=progress, course=keep.course,
         )  # fmt: skip
@@ -135,7 +135,7 @@ def _orientation(
 
 
 def _certificate(
-    found: Optimised, draws: Draws, request: Request, source: Source, orientation: Orientation
+    found: Optimized, draws: Draws, request: Request, source: Source, orientation: Orientation
 ) -> Certificate:
     method, confidence = request.method, request.confidence
     prior = _prior_terms(found.posterior, found.prior_variances, method)

@@ -1,4 +1,4 @@
-"""Where an unfinished optimisation is kept, to go on after a kill as if there had been none."""
+"""Where an unfinished optimization is kept, to go on after a kill as if there had been none."""
 
 from __future__ import annotations
 
@@ -67,6 +67,6 @@ class Course:
         self._written = time.monotonic()
 
     def end(self) -> None:
-        """The optimisation is finished, and what was kept of it of no use any more."""
+        """The optimization is finished, and what was kept of it of no use any more."""
         if self._file is not None:
             self._file.unlink(missing_ok=True)

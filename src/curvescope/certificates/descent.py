@@ -1,4 +1,4 @@
-"""One step of optimising a posterior, as tensor operations that a CUDA graph can hold.
+"""One step of optimizing a posterior, as tensor operations that a CUDA graph can hold.
 
 The variables are the means ``m`` and the log-deviations ``ρ`` (``s = e^{2ρ}``). With ``β`` the
 weight of the surrogate ``ě`` and ``κ`` that of the divergence, a step follows
@@ -37,7 +37,7 @@ _EPSILON = 1e-8
 
 @dataclass(frozen=True)
 class Standing:
-    """Where the optimisation stands, as plain numbers."""
+    """Where the optimization stands, as plain numbers."""
 
     error: float
     kl: float
@@ -46,12 +46,12 @@ class Standing:
 
 
 class Descent:
-    """The variables of an optimisation and its step; every tensor keeps its place in memory.
+    """The variables of an optimization and its step; every tensor keeps its place in memory.
 
     Args:
         network: The stochastic network.
         data: Inputs and labels, on the device.
-        method: How to optimise.
+        method: How to optimize.
         mean: The first means, flat, in the standard basis.
         prior_mean: ``m₀``, likewise.
         bases: The first bases.
@@ -80,9 +80,9 @@ class Descent:
         self.bases = bases.clone()
         self.prior_standard = prior_mean
         with strict_precision():
-            centre = bases.rotate(prior_mean) if method.rotated else prior_mean
+            center = bases.rotate(prior_mean) if method.rotated else prior_mean
             start = bases.rotate(mean) if method.rotated else mean
-        self._prior = centre.clone()
+        self._prior = center.clone()
         self._theta = torch.stack([start, 0.5 * variance.log()]).requires_grad_()
         self._first = torch.zeros_like(self._theta.detach())
         self._second = torch.zeros_like(self._first)

@@ -1,4 +1,4 @@
-"""Kullback–Leibler divergences as a certificate needs them: rounded towards the safe side.
+"""Kullback–Leibler divergences as a certificate needs them: rounded toward the safe side.
 
 A bound that was computed with rounding to nearest may be too small by an ulp, and then it is no
 bound. Every function here that feeds a certificate returns a float that is at least the exact

@@ -36,7 +36,7 @@ from curvescope.certificates.bound import draws_for_slack, monte_carlo_bound
 from curvescope.certificates.divergence import quotient_upwards
 from curvescope.certificates.losses import error_rate
 from curvescope.certificates.network import StochasticNetwork
-from curvescope.certificates.optimise import Progress
+from curvescope.certificates.optimize import Progress
 from curvescope.certificates.posterior import Posterior
 from curvescope.identity import digest
 

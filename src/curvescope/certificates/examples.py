@@ -31,14 +31,14 @@ def as_examples(
 
     Raises:
         CurvescopeError: If data is no pair of tensors that fit together, an input is not finite, or
-            the inputs were normalised by statistics of the examples themselves.
+            the inputs were normalized by statistics of the examples themselves.
     """
-    kind = getattr(getattr(data, "normalisation", None), "kind", "none")
+    kind = getattr(getattr(data, "normalization", None), "kind", "none")
     if kind != "none":
         msg = (
-            f"{where}(data): the inputs were normalised by {kind} statistics of the training "
+            f"{where}(data): the inputs were normalized by {kind} statistics of the training "
             "examples, so the network would depend on them outside the bound; load them with "
-            "normalise='none'"
+            "normalize='none'"
         )
         raise CurvescopeError(msg)
     pair = getattr(data, "tensors", data)

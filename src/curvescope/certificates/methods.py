@@ -1,4 +1,4 @@
-"""Methods: how a posterior is optimised. Those of DH by their names there, and our own.
+"""Methods: how a posterior is optimized. Those of DH by their names there, and our own.
 
 =============== ==================================================================================
 ``"base"``      Dziugaite & Roy 2017: variances in the standard basis
@@ -6,12 +6,12 @@
 ``"iter"``      the eigenbasis follows the posterior mean every η = 10 epochs
 ``"iter(d)"``   η grows tenfold whenever the rate falls tenfold
 ``"iter.m"``    like ``"iter"`` with ``E[M]`` in closed form (DH eq. 56)
-``"local"``     ours: the same family of posteriors, optimised better (see below)
+``"local"``     ours: the same family of posteriors, optimized better (see below)
 =============== ==================================================================================
 
-DH's methods minimise ``L(Q) + √(B_RE/2)`` by RMSprop with one draw of the weights per step; L is
+DH's methods minimize ``L(Q) + √(B_RE/2)`` by RMSprop with one draw of the weights per step; L is
 the training loss (alg. 1, line 5), where eq. 63 has ě, its upper bound of the error. ``"local"``
-differs in six ways: each example has noise of its own (local reparametrisation); the
+differs in six ways: each example has noise of its own (local reparametrization); the
 objective is the kl-inverse itself, through its exact derivatives; the error is not replaced by a
 convex upper bound, but for two classes integrated over the last layer's noise, for more smoothed by
 a softmax; each layer has its own prior variance, at its closed-form optimum in every step;
@@ -34,7 +34,7 @@ _LARGEST_STEP = 0.2  # of the natural gradient, on tiny data
 
 @dataclass(frozen=True)
 class Method:
-    """Every choice that the optimisation of a posterior makes.
+    """Every choice that the optimization of a posterior makes.
 
     Args:
         name: How it is called in a certificate.
@@ -51,7 +51,7 @@ class Method:
             last layer integrated out), the sigmoid for more.
         temperature: Of the sigmoid, in units of the mean absolute margin.
         layer_priors: Whether each layer has a prior variance of its own at its closed-form optimum;
-            otherwise one variance for all is learnt by gradient descent.
+            otherwise one variance for all is learned by gradient descent.
         optimizer: ``"rmsprop"`` (in the standard basis) or ``"natural"`` (natural gradient in the
             eigenbasis).
         rate: The learning rate: of a step for RMSprop, of an epoch for the natural gradient.
@@ -100,7 +100,7 @@ class Method:
 
     @property
     def rotated(self) -> bool:
-        """Whether the means are optimised in the coordinates of the basis."""
+        """Whether the means are optimized in the coordinates of the basis."""
         return self.optimizer == "natural"
 
     def step_rate(self, epoch: int, share: float) -> float:

@@ -2,7 +2,7 @@
 
 **Shared noise.** The weights are drawn once for the whole batch, ``W = M + U (σ ∘ ξ) Vᵀ``.
 
-**Local noise** (local reparametrisation, Kingma et al. 2015, in a rotated basis). A linear layer
+**Local noise** (local reparametrization, Kingma et al. 2015, in a rotated basis). A linear layer
 that sees one input ``x`` per example needs only ``W x``. With ``z = Vᵀx`` its coordinates in the
 basis U are ``(Uᵀ M x)_i + Σ_j σ_ij ξ_ij z_j``: independent Gaussians with the variances
 ``Σ_j σ_ij² z_j²``. So each example can have weights of its own for the price of one more matrix
@@ -24,8 +24,8 @@ from curvescope._checks import ModelError
 from curvescope._state import copied, evaluated
 from curvescope.certificates.bases import Bases, Pair
 from curvescope.certificates.blocks import Block, Layout
-from curvescope.linearisation.samples import apart
 from curvescope.problem.calling import call_with
+from curvescope.record.samples import apart
 
 _TINY = 1e-20  # keeps the square root differentiable where an input is zero
 

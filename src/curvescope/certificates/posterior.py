@@ -50,10 +50,10 @@ class Posterior:
         by at most ``(1+e)(1+f)`` and its log-determinant moves by at most
         ``n √m e/(1−e) + m √n f/(1−f)``; both are added.
         """
-        mean, variance, centre = (
+        mean, variance, center = (
             self.layout.split(x)[group] for x in (self.mean, self.variance, self.prior_mean)
         )
-        plain = gaussian_kl(mean, variance, centre, prior_variance)
+        plain = gaussian_kl(mean, variance, center, prior_variance)
         pair = self.bases.pairs[group]
         if pair is None:
             return plain

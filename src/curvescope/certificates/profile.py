@@ -15,7 +15,7 @@ from curvescope.certificates.posterior import Posterior
 
 @dataclass(frozen=True)
 class Profile:
-    """Variances of one layer's coordinates, averaged over runs of neighbouring places.
+    """Variances of one layer's coordinates, averaged over runs of neighboring places.
 
     Args:
         layer: Its name.

@@ -35,7 +35,7 @@ class Request:
         test: That of the examples for orientation, if any.
         prior_data: That of the examples that the initial state was trained on, if any.
         prior_split: The share of the examples on which the prior mean is trained, if it is.
-        method: How the posterior is optimised, and on which grid its prior lies.
+        method: How the posterior is optimized, and on which grid its prior lies.
         confidence: δ and δ'.
         slack: How far above the empirical error its bound may lie.
         seed: What the generator was seeded with.

@@ -15,7 +15,7 @@ from torch import Tensor
 from curvescope import io
 from curvescope.certificates.blocks import Layout
 from curvescope.certificates.course import Course, read_part
-from curvescope.certificates.optimise import Optimised, Point
+from curvescope.certificates.optimize import Optimized, Point
 from curvescope.certificates.posterior import Posterior
 from curvescope.certificates.request import Request
 from curvescope.identity import digest
@@ -46,7 +46,7 @@ class Checkpoint:
 
     @property
     def course(self) -> Course:
-        """Where the optimisation is kept on its way."""
+        """Where the optimization is kept on its way."""
         return Course(self._folder, self._key)
 
     @property
@@ -54,8 +54,8 @@ class Checkpoint:
         """The file of the evaluation's state."""
         return None if self._folder is None else self._folder / "draws.safetensors"
 
-    def load(self, layout: Layout, prior_mean: Tensor) -> Optimised | None:
-        """The optimised posterior beside the prior mean of this request, if it is there.
+    def load(self, layout: Layout, prior_mean: Tensor) -> Optimized | None:
+        """The optimized posterior beside the prior mean of this request, if it is there.
 
         Raises:
             CurvescopeError: If it belongs to another request, or has changed since.
@@ -67,10 +67,10 @@ class Checkpoint:
         notes = io.decode(_Notes, io.parse_json(metadata["notes"], str(file)))
         tensors["prior_mean"] = prior_mean.cpu()
         posterior = Posterior.from_tensors(layout, tensors).to(prior_mean.device)
-        return Optimised(posterior, notes.prior_variances, notes.history)
+        return Optimized(posterior, notes.prior_variances, notes.history)
 
-    def save(self, found: Optimised) -> None:
-        """Keep the optimised posterior."""
+    def save(self, found: Optimized) -> None:
+        """Keep the optimized posterior."""
         if self._folder is None:
             return
         notes = _Notes(thinned(found.history), found.prior_variances)

@@ -24,7 +24,7 @@ from curvescope.certificates.consistency import (
 from curvescope.certificates.divergence import kl_inverse, kl_lower_inverse, total_upwards
 from curvescope.certificates.evaluate import Plan
 from curvescope.certificates.examples import as_examples, home
-from curvescope.certificates.optimise import Progress
+from curvescope.certificates.optimize import Progress
 from curvescope.certificates.posterior import Posterior
 from curvescope.certificates.prior import State, Task, prepare
 from curvescope.certificates.request import state_digest

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from curvescope._checks import CurvescopeError
-from curvescope.cli.analyse import analyse
+from curvescope.cli.analyze import analyze
 from curvescope.cli.certify import certify
 from curvescope.cli.compare import compare
 from curvescope.cli.data import data
@@ -35,7 +35,7 @@ where not.
 \b
 curvescope demo                       see all of it in two minutes
 curvescope train LeNet5 --data mnist-6k
-curvescope analyse --run runs/LeNet5-mnist-6k-seed0 --samples 1000
+curvescope analyze --run runs/LeNet5-mnist-6k-seed0 --samples 1000
 curvescope view runs
 
 Exit codes: 0 success; 1 a self-check failed, or a bug; 2 a mistake in what
@@ -49,13 +49,13 @@ app = typer.Typer(
     rich_markup_mode=None,  # panels leave too little room for words on 80 columns
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(short_help="Train, analyse and certify small networks, with a report.")(demo)
+app.command(short_help="Train, analyze and certify small networks, with a report.")(demo)
 app.command(short_help="Train a network of the papers.")(train)
-app.command(short_help="Measure a network's curvature, with a report.")(analyse)
-app.command("analyze", hidden=True)(analyse)
+app.command(short_help="Measure a network's curvature, with a report.")(analyze)
+app.command("analyse", hidden=True)(analyze)
 app.command(short_help="Bound a network's error on new examples.")(certify)
 app.command(short_help="Compute a figure or table of the papers.")(reproduce)
-app.command(short_help="Hold sharpness against generalisation.")(compare)
+app.command(short_help="Hold sharpness against generalization.")(compare)
 app.command(short_help="Show the runs of a folder in a browser.")(view)
 app.add_typer(data, name="data", short_help="List, verify and fetch data sets.")
 

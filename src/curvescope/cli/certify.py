@@ -298,7 +298,7 @@ def _bar(console: Console) -> Iterator[Callable[[certificates.Progress], None]]:
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bar:
         task = bar.add_task("starting", total=1, numbers="")
-        words = {"optimise": "bound about", "draw": "error"}
+        words = {"optimize": "bound about", "draw": "error"}
 
         def tell(progress: certificates.Progress) -> None:
             check()

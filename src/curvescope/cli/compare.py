@@ -1,4 +1,4 @@
-"""``curvescope compare``: sharpness against generalisation for several runs."""
+"""``curvescope compare``: sharpness against generalization for several runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from curvescope.cli.progress import Display
 def compare(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN", help="Folders of curvescope train or analyse."),
+        typer.Argument(metavar="RUN", help="Folders of curvescope train or analyze."),
     ],
     against: Annotated[
         str,
@@ -60,9 +60,9 @@ def compare(
     from curvescope.cli import comparison
     from curvescope.cli.inputs import choose_device
     from curvescope.experiments.measured import Measuring, measured_run
-    from curvescope.sharpness.comparison import GENERALISATION
+    from curvescope.flatness.comparison import GENERALIZATION
 
-    one_of("compare", "--against", against, tuple(GENERALISATION))
+    one_of("compare", "--against", against, tuple(GENERALIZATION))
     if out is not None:
         check_folder("--out", out)
     home = str(choose_device(device))

@@ -20,12 +20,12 @@ from curvescope.experiments.checks import plus_minus
 from curvescope.experiments.measured import MeasuredRun
 from curvescope.figures import style
 from curvescope.figures.draw import draw
-from curvescope.figures.sharpness import against_generalisation
-from curvescope.sharpness.comparison import GENERALISATION, Comparison, compare_reports
+from curvescope.figures.sharpness import against_generalization
+from curvescope.flatness.comparison import GENERALIZATION, Comparison, compare_reports
 from curvescope.spectra.estimate import Estimate
 
 SETTINGS = {
-    "optimizer": "optimiser",
+    "optimizer": "optimizer",
     "weight_decay": "weight decay",
     "lr": "learning rate",
     "momentum": "momentum",
@@ -99,7 +99,7 @@ def cells_of(columns: Sequence[Column], compared: Comparison, *, errors: bool = 
 
 
 def _figures(compared: Comparison) -> dict[str, tuple[Estimate[float] | None, ...]]:
-    """What some run has, generalisation first."""
+    """What some run has, generalization first."""
     first = ("test error", "test loss", "error gap", "loss gap", "training error", "training loss")
     return {
         name: compared.table[name]
@@ -117,7 +117,7 @@ def _shown(name: str, figure: Estimate[float] | None, *, errors: bool) -> str:
         return "–"
     if "error" in name:
         return f"{100 * figure.value:.2f}%"
-    curvature = name not in GENERALISATION and not name.startswith("training")
+    curvature = name not in GENERALIZATION and not name.startswith("training")
     if errors and curvature and isfinite(figure.stderr):
         return plus_minus(figure.value, figure.stderr)
     return f"{figure.value:.4g}"
@@ -179,7 +179,7 @@ def write(
         CurvescopeError: If there are such files and they are not to be replaced.
     """
     cells = cells_of(columns, compared, errors=True)
-    picture = draw(against_generalisation(compared, against))
+    picture = draw(against_generalization(compared, against))
     texts = {
         "comparison.md": _markdown(compared, cells, verdicts),
         "comparison.csv": _csv(compared, cells),

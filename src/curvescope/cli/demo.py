@@ -1,4 +1,4 @@
-"""``curvescope demo``: two networks trained and analysed, a third certified, and one report."""
+"""``curvescope demo``: two networks trained and analyzed, a third certified, and one report."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def demo(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Train, analyse and certify small networks on an embedded part of MNIST.
+    """Train, analyze and certify small networks on an embedded part of MNIST.
 
     It takes two minutes or so and ends with the name of a report. Ctrl-C
     stops it, and the same command goes on from there.
@@ -88,7 +88,7 @@ def show(result: Demonstration, report: Path, console: Console) -> None:
 
 
 def _summary(result: Demonstration, report: Path) -> dict[str, Any]:
-    from curvescope.cli.analyse import result_of
+    from curvescope.cli.analyze import result_of
     from curvescope.experiments.stages.overview import Overview
 
     return {

@@ -7,7 +7,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from curvescope import catalogue, figures, io, reports
+from curvescope import figures, io, reports, studies
 from curvescope.experiments.demo import Demonstration
 from curvescope.experiments.store import RunDirectory
 from curvescope.identity import code_digest, digest, file_digest
@@ -57,7 +57,7 @@ def _sources(run: RunDirectory) -> list[Path]:
 
 def _stamp(sources: Iterable[Path], drawn: bool) -> str:
     """What decides the contents of a report: its sources, and the code that writes it."""
-    code = code_digest(reports, figures, catalogue)
+    code = code_digest(reports, figures, studies)
     return digest(metadata.version("curvescope"), drawn, code, [file_digest(f) for f in sources])
 
 

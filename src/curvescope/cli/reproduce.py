@@ -1,4 +1,4 @@
-"""``curvescope reproduce``: the catalogue of the papers' figures and tables."""
+"""``curvescope reproduce``: the catalog of the papers' figures and tables."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from curvescope.cli.progress import Display
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from curvescope.catalogue.entry import Entry, Settings
-    from curvescope.catalogue.record import Record
+    from curvescope.studies.entry import Entry, Settings
+    from curvescope.studies.record import Record
 
 SCALES = ("smoke", "small", "paper")
 
@@ -72,10 +72,10 @@ def reproduce(
     one_of("reproduce", "--scale", scale, SCALES)
     asked, *others = names or ["list"]
 
-    from curvescope.catalogue.entry import Scale, Settings
-    from curvescope.catalogue.listing import entries
-    from curvescope.cli import catalogue
+    from curvescope.cli import studies
     from curvescope.cli.inputs import choose_device
+    from curvescope.studies.entry import Scale, Settings
+    from curvescope.studies.listing import entries
 
     console = Console(highlight=False, soft_wrap=True)
     if asked in ("list", "show"):
@@ -84,7 +84,7 @@ def reproduce(
             msg = f"reproduce: {rule}; curvescope reproduce list shows all names"
             raise CurvescopeError(msg)
         chosen = entries() if asked == "list" else _find(others)
-        catalogue.show(chosen, out, console, detailed=asked == "show", as_json=as_json)
+        studies.show(chosen, out, console, detailed=asked == "show", as_json=as_json)
         return
     chosen = _find([asked, *others])
     settings = Settings(
@@ -103,7 +103,7 @@ def reproduce(
             record = _one(entry, settings, out, again=again, redraw=redraw, quiet=quiet or as_json)
             records.append(record)
             if not as_json:
-                catalogue.show_record(record, out, console)
+                studies.show_record(record, out, console)
     if as_json:
         typer.echo(json.dumps([asdict(record) for record in records], indent=2))
 
@@ -118,8 +118,8 @@ def _check_index(file: Path) -> None:
 
 
 def _find(names: Sequence[str]) -> tuple[Entry, ...]:
-    """The entries of these names, each once, in the order of the catalogue."""
-    from curvescope.catalogue.listing import entries, find
+    """The entries of these names, each once, in the order of the catalog."""
+    from curvescope.studies.listing import entries, find
 
     known = [entry.name for entry in entries()]
     wanted: set[str] = set()
@@ -137,7 +137,7 @@ def _find(names: Sequence[str]) -> tuple[Entry, ...]:
 
 
 def _near(name: str, known: Sequence[str]) -> list[str]:
-    """Up to three entries that are spelt nearly so, with or without their paper.
+    """Up to three entries that are spelled nearly so, with or without their paper.
 
     >>> _near("batchnorm", ["dissecting-hessian/batch-norm", "traces/tails"])
     ['dissecting-hessian/batch-norm']
@@ -160,7 +160,7 @@ def _one(
     entry: Entry, settings: Settings, out: Path, *, again: bool, redraw: bool, quiet: bool
 ) -> Record:
     """The record of one entry: found, drawn again, or computed."""
-    from curvescope.catalogue.record import load, run
+    from curvescope.studies.record import load, run
 
     place = str(out / entry.name)
     found = None if again else load(out, entry.name)
@@ -215,9 +215,9 @@ def _remove_parts(place: Path, work: Path) -> None:
 
 def _write(out: Path, record: Record) -> None:
     """Pictures, page and outcome of an entry, which appear together; then the index."""
-    from curvescope.catalogue.record import FILE
     from curvescope.cli.staging import staged
     from curvescope.reports import reproduction
+    from curvescope.studies.record import FILE
 
     place = out / record.entry
     try:

@@ -41,7 +41,7 @@ def train(
         str, typer.Option(metavar="NAME", help="mnist, cifar-10, mnist-6k, …; -R: random labels.")
     ],
     root: Root = None,
-    normalise: Annotated[str, typer.Option(metavar="HOW", help="none, pixel or channel.")] = "none",
+    normalize: Annotated[str, typer.Option(metavar="HOW", help="none, pixel or channel.")] = "none",
     per_class: Annotated[
         int | None, typer.Option(metavar="N", help="Train on so many of each class.")
     ] = None,
@@ -76,7 +76,7 @@ def train(
     ] = "cross_entropy",
     trace_weight: Annotated[
         float | None,
-        typer.Option(metavar="W", help="Penalise the trace of the curvature (PP eq. 13)."),
+        typer.Option(metavar="W", help="Penalize the trace of the curvature (PP eq. 13)."),
     ] = None,
     trace_of: Annotated[
         str | None, typer.Option(metavar="NAME", help="Whose trace: ggn (if none) or hessian.")
@@ -115,12 +115,12 @@ def train(
     kept = _epochs(checkpoints)
 
     from curvescope.cli.inputs import choose_device
-    from curvescope.data.normalise import KINDS, Kind
+    from curvescope.data.normalize import KINDS, Kind
     from curvescope.experiments.training import named_data, train_network
     from curvescope.training.recipe import OPTIMIZERS, Recipe
 
     one_of("train", "--optimizer", optimizer, OPTIMIZERS)
-    kind = cast(Kind, one_of("train", "--normalise", normalise, KINDS))
+    kind = cast(Kind, one_of("train", "--normalize", normalize, KINDS))
     place = out or Path("runs") / f"{network}-{data}-seed{seed}"
     recipe = Recipe(
         seed=seed,
@@ -136,7 +136,7 @@ def train(
         checkpoints=kept,
     )
     home = choose_device(device)
-    splits = named_data(data, root=root, normalise=kind, per_class=per_class, seed=data_seed)
+    splits = named_data(data, root=root, normalize=kind, per_class=per_class, seed=data_seed)
     console = Console(stderr=True, quiet=quiet or as_json)
     advice = f"the epochs so far are in {place}: the same command with --resume goes on"
     if resume and not (place / "config.json").exists():
@@ -162,17 +162,17 @@ def train(
 
 
 def _own_init(network: str) -> str | None:
-    """With PyTorch's own initialisation a VGG without batch norm does not begin to learn."""
+    """With PyTorch's own initialization a VGG without batch norm does not begin to learn."""
     plain_vgg = network.upper().startswith("VGG") and not network.upper().endswith("-BN")
     return "xavier" if plain_vgg else None
 
 
 def _trace(of: str | None, weight: float | None) -> tuple[str, float] | None:
-    """Whose trace is penalised how much, if any."""
+    """Whose trace is penalized how much, if any."""
     if of is not None:
         one_of("train", "--trace-of", of, TRACES)
         if weight is None:
-            msg = f"train: --trace-of {of} needs --trace-weight, how much its trace is penalised"
+            msg = f"train: --trace-of {of} needs --trace-weight, how much its trace is penalized"
             raise CurvescopeError(msg)
     if weight is not None and not 0 <= weight < float("inf"):
         msg = f"train: --trace-weight must be a number of at least 0, got {weight:g}"
@@ -212,7 +212,7 @@ def show(name: str, model: nn.Module, splits: NamedData, result: Trained, consol
     console.print(table)
     if result.train is not None and result.train.accuracy < 1.2 / splits.train.classes:
         console.print(
-            "[yellow]It has learnt next to nothing[/yellow]: try another --lr, more --epochs, "
+            "[yellow]It has learned next to nothing[/yellow]: try another --lr, more --epochs, "
             "--init xavier, or the network with -BN after its name."
         )
     if recipe.average_from is not None:

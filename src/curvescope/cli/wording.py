@@ -29,7 +29,7 @@ _BEGINNINGS: tuple[tuple[str, str], ...] = (
     (r"certify\((data|model)\)", r"the \1"),
     (r"certify\(method='(.*?)'\)", r"--method \1"),
     (r"certify\(checkpoint\): ", ""),
-    (r"analyse\(layers\)", "--layers"),
+    (r"analyze\(layers\)", "--layers"),
     (r"Problem\(loss\): loss", "--loss"),
     (r"Problem\(loss\)", "--loss"),
     (r"Problem\((data|model)\)", r"the \1"),
@@ -43,7 +43,7 @@ _BEGINNINGS: tuple[tuple[str, str], ...] = (
     (r"network" + _PATH, r"network \1"),
     (r"RunDirectory" + _PATH + r"\.stage\('(.*?)'\)", r"\1, stage \2"),
     (r"(?:load_weights|load_network|RunDirectory|train)" + _PATH, r"\1"),
-    (r"TraceRegulariser: weight", "--trace-weight"),
+    (r"TraceRegularizer: weight", "--trace-weight"),
 )  # fmt: skip
 
 # Arguments, whose names nobody would take for a word, and hints that are Python.
@@ -53,11 +53,11 @@ _ANYWHERE: tuple[tuple[str, str], ...] = (
     (r"name another folder, or remove this one", "name another folder with --out, or remove it"),
     (r"; make the model and use load_weights\(path, model\)", ""),
     (r"(?<!--)\bseed=(?=\d|None)", "--data-seed="),
-    (r"\b(optimizer|schedule|epochs|loss|method|normalise)=", r"--\1="),
+    (r"\b(optimizer|schedule|epochs|loss|method|normalize)=", r"--\1="),
     (r"\b(?:recipe|data\.asked)\.(?=\w+ is )", "--"),
     (r"(?<![\w./'-])(?=(?:average_from|batch_size|weight_decay|prior_split|per_class)\b)", "--"),
     (r"(--[a-z_-]+)='?([^\s',;)]+)'?", r"\1 \2"),
-    (r"load them with (?=--normalise none)", "train it anew with "),
+    (r"load them with (?=--normalize none)", "train it anew with "),
     (r"; put the files into ", "; name their folder with --root, put them into "),
     (r"\.part-[^/']+/(?:[^/']+/)*(?=[^/']+')", ""),  # a file on its way to this place
     (r"choose another root$", "choose another --root"),

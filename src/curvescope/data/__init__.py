@@ -3,7 +3,7 @@
 from curvescope.data.download import fetch
 from curvescope.data.embedded import load_embedded
 from curvescope.data.inventory import inventory, verify
-from curvescope.data.labelled import Dataset
+from curvescope.data.labeled import Dataset
 from curvescope.data.load import dataset
 from curvescope.data.mixture import gaussian_mixture
 

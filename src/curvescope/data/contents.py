@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from curvescope._checks import CurvescopeError
-from curvescope.data.catalogue import File, Source
 from curvescope.data.places import Place, cache_folder, path_of
+from curvescope.data.sources import File, Source
 from curvescope.identity import checksum
 from curvescope.io import read_json, write_json
 
-# The largest file of the catalogue has 170 MB; one that is longer, or unfolds to more, is foreign.
+# The largest file of the catalog has 170 MB; one that is longer, or unfolds to more, is foreign.
 _LARGEST = 2**28
 _ARCHIVE = 2**31
 _UNREADABLE = (OSError, EOFError, zlib.error, tarfile.TarError, ValueError, LookupError)
@@ -65,7 +65,7 @@ class Record:
 def contents(
     where: str, source: Source, split: str, place: Place, *, afresh: bool = False
 ) -> Iterator[tuple[str, bytes]]:
-    """Each file of a split, in the order of the catalogue: where it lies, and its verified bytes.
+    """Each file of a split, in the order of the catalog: where it lies, and its verified bytes.
 
     Args:
         where: The beginning of error messages.

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from curvescope._checks import CurvescopeError
-from curvescope.data.catalogue import SOURCES, Download, Source
 from curvescope.data.contents import contents
 from curvescope.data.labels import SPLITS
 from curvescope.data.names import parse
 from curvescope.data.places import destinations, find
+from curvescope.data.sources import SOURCES, Download, Source
 from curvescope.identity import file_digest
 from curvescope.io import atomic
 

@@ -80,7 +80,7 @@ def load_embedded(
     """One split of an embedded data set: images ``[N, C, H, W]`` in [0, 1] and labels ``[N]``.
 
     ``"mnist-6k"``: 5,000 training and 1,000 test digits, balanced, in the order of MNIST itself,
-    28×28 grey. Pixels are the original bytes divided by 255. The same tensors, with their
+    28×28 gray. Pixels are the original bytes divided by 255. The same tensors, with their
     variants, come from :func:`curvescope.data.dataset`.
 
     Args:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from curvescope.data.catalogue import SOURCES, Source
 from curvescope.data.contents import contents
 from curvescope.data.embedded import EMBEDDED, Embedded, verified
 from curvescope.data.labels import SPLITS
 from curvescope.data.names import parse
 from curvescope.data.places import find, missing, roots
+from curvescope.data.sources import SOURCES, Source
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from curvescope._checks import CurvescopeError, one_of
 from curvescope.data import mixture
-from curvescope.data.catalogue import SOURCES
 from curvescope.data.embedded import EMBEDDED
-from curvescope.data.labelled import Dataset
+from curvescope.data.labeled import Dataset
 from curvescope.data.labels import SPLITS, balanced_positions, random_labels, stream, two_classes
 from curvescope.data.names import Name, parse
-from curvescope.data.normalise import KINDS, Kind, fit
+from curvescope.data.normalize import KINDS, Kind, fit
 from curvescope.data.read import read_split
+from curvescope.data.sources import SOURCES
 
 
 def dataset(
@@ -26,7 +26,7 @@ def dataset(
     split: str = "train",
     per_class: int | None = None,
     seed: int | None = None,
-    normalise: Kind = "none",
+    normalize: Kind = "none",
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Dataset:
@@ -42,10 +42,10 @@ def dataset(
     After any name, ``-2`` joins the classes 0–4 and 5–9 (DH's MNIST-2), and ``-R`` replaces the
     labels of the split by uniform random ones (DH's MNIST-R), in this order: ``mnist-2-R``.
 
-    Pixels are scaled to [0, 1]. ``normalise`` then subtracts a mean and divides by a standard
+    Pixels are scaled to [0, 1]. ``normalize`` then subtracts a mean and divides by a standard
     deviation, of each pixel or of each channel; both are statistics of the whole training split,
-    whichever split or sub-sample is asked for, and are kept in ``Dataset.normalisation``. A pixel
-    that never changes in the training split is centred only.
+    whichever split or sub-sample is asked for, and are kept in ``Dataset.normalization``. A pixel
+    that never changes in the training split is centered only.
 
     The time is that of reading the files, at most a few seconds; the memory that of the images in
     ``dtype``, and once more as bytes while loading.
@@ -57,7 +57,7 @@ def dataset(
         per_class: Take so many samples of each class (of the labels as asked for), in the order of
             the set: the first ones or, with a seed, random ones. A mixture needs it.
         seed: Decides everything that is random: labels, sub-samples, mixtures.
-        normalise: ``"none"``, ``"pixel"`` or ``"channel"``.
+        normalize: ``"none"``, ``"pixel"`` or ``"channel"``.
         dtype: The images' floating-point type; labels are ``int64``.
         device: Where both tensors go.
 
@@ -70,13 +70,13 @@ def dataset(
     Dataset('mnist-6k', test: 30 samples of shape 1×28×28, 10 classes, float32 on cpu)
     >>> data.y.bincount().tolist()
     [3, 3, 3, 3, 3, 3, 3, 3, 3, 3]
-    >>> dataset("digits-2", normalise="channel").classes
+    >>> dataset("digits-2", normalize="channel").classes
     2
     """
     where = f"dataset({name!r})"
     parsed = parse(where, name)
     one_of(where, "split", split, SPLITS)
-    one_of(where, "normalise", normalise, KINDS)
+    one_of(where, "normalize", normalize, KINDS)
     if not dtype.is_floating_point:
         msg = f"{where}: dtype must be a floating-point type, got {dtype}"
         raise CurvescopeError(msg)
@@ -84,25 +84,25 @@ def dataset(
         msg = f"{where}: random labels need a seed, got none; pass seed=0 or another"
         raise CurvescopeError(msg)
     if mixture.parameters(parsed.base) is not None:
-        if per_class is None or seed is None or normalise != "none":
-            given = f"per_class={per_class}, seed={seed}, normalise={normalise!r}"
-            msg = f"{where}: a mixture needs per_class, a seed and no normalisation, got {given}"
+        if per_class is None or seed is None or normalize != "none":
+            given = f"per_class={per_class}, seed={seed}, normalize={normalize!r}"
+            msg = f"{where}: a mixture needs per_class, a seed and no normalization, got {given}"
             raise CurvescopeError(msg)
         drawn = _mixture(where, parsed, split, per_class=per_class, seed=seed, dtype=dtype)
         return drawn.to(device)
     source = EMBEDDED.get(parsed.base) or SOURCES[parsed.base]
     pixels, labels = read_split(where, source, split, root)
     training = pixels
-    if split == "test" and normalise != "none":
+    if split == "test" and normalize != "none":
         training, _ = read_split(where, source, "train", root)
-    normalisation = fit(normalise, training, source.scale)
-    labels, classes = _relabelled(where, parsed, labels, source.classes, split, seed)
+    normalization = fit(normalize, training, source.scale)
+    labels, classes = _relabeled(where, parsed, labels, source.classes, split, seed)
     if per_class is not None:
         generator = None if seed is None else stream(where, seed, "sub-sample", split)
         chosen = balanced_positions(where, labels, classes, per_class, generator)
         pixels, labels = pixels[chosen], labels[chosen]
-    X = normalisation.apply_(pixels.to(device).to(dtype).div_(source.scale))
-    return Dataset(X, labels.to(device), classes, str(parsed), split, normalisation)
+    X = normalization.apply_(pixels.to(device).to(dtype).div_(source.scale))
+    return Dataset(X, labels.to(device), classes, str(parsed), split, normalization)
 
 
 def _mixture(
@@ -120,11 +120,11 @@ def _mixture(
         split=split,
         dtype=dtype,
     )
-    labels, classes = _relabelled(where, name, drawn.y, classes, split, seed)
+    labels, classes = _relabeled(where, name, drawn.y, classes, split, seed)
     return replace(drawn, y=labels, classes=classes, name=str(name))
 
 
-def _relabelled(
+def _relabeled(
     where: str, name: Name, labels: Tensor, classes: int, split: str, seed: int | None
 ) -> tuple[Tensor, int]:
     """The labels that the name asks for, and how many classes they have."""

@@ -7,7 +7,7 @@ import re
 import torch
 
 from curvescope._checks import CurvescopeError, finite_float, one_of, positive_int
-from curvescope.data.labelled import Dataset
+from curvescope.data.labeled import Dataset
 from curvescope.data.labels import SPLITS, stream
 
 FORM = "gaussian-mixture-C10-D100-t3"

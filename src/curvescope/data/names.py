@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from curvescope._checks import CurvescopeError
 from curvescope.data import mixture
-from curvescope.data.catalogue import SOURCES
 from curvescope.data.embedded import EMBEDDED
+from curvescope.data.sources import SOURCES
 
 # As the papers and torchvision write them.
 _ALIASES = {"cifar10": "cifar-10", "cifar100": "cifar-100", "fashionmnist": "fashion-mnist"}

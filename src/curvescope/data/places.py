@@ -1,7 +1,7 @@
 """Where the files of a data set may lie, and finding them there.
 
 Roots are searched in this order: the caller's ``root``, ``$CURVESCOPE_DATA``, the user's cache.
-Below each, the folders of the catalogue are tried, then the root itself, so that a folder made by
+Below each, the folders of the catalog are tried, then the root itself, so that a folder made by
 torchvision, by hand or by :func:`curvescope.data.fetch` works as it is.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from curvescope._checks import CurvescopeError
-from curvescope.data.catalogue import SOURCES, File, Source
+from curvescope.data.sources import SOURCES, File, Source
 
 VARIABLE = "CURVESCOPE_DATA"
 

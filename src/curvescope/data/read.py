@@ -1,4 +1,4 @@
-"""From a name in the catalogue to checked arrays: found, verified, decoded."""
+"""From a name in the catalog to checked arrays: found, verified, decoded."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch import Tensor
 
 from curvescope._checks import CurvescopeError
 from curvescope.data import cifar, idx, npz
-from curvescope.data.catalogue import Source
 from curvescope.data.contents import contents
 from curvescope.data.embedded import Embedded, read_embedded
 from curvescope.data.places import find, missing, roots
+from curvescope.data.sources import Source
 
 Arrays = tuple[npt.NDArray[np.uint8], npt.NDArray[Any]]
 
@@ -33,7 +33,7 @@ def read_split(
         root: A folder to look in first; of no interest to an embedded set.
 
     Raises:
-        CurvescopeError: If a file is missing, damaged, or not what the catalogue says.
+        CurvescopeError: If a file is missing, damaged, or not what the catalog says.
     """
     if isinstance(source, Embedded):
         pixels, labels = read_embedded(where, source, split)

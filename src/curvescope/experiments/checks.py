@@ -61,7 +61,7 @@ def agree(
         what: The quantity, as ``"tr H"``.
         ways: Two numbers under the words that say where they come from.
         rounding: A relative difference that is accepted in any case: the arithmetic's.
-        scale: How large the numbers were that the result may have cancelled from.
+        scale: How large the numbers were that the result may have canceled from.
         slack: A difference that is accepted in any case, such as the residuals of eigenvalues.
 
     >>> check = agree("tr H", {"from the density": Number(10.31, 0.05, 8),

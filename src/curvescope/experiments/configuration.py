@@ -23,7 +23,7 @@ class Settings:
         outliers: Eigenpairs of largest magnitude that are taken out exactly before a density; the
             number of the network's outputs plus four where it is not given.
         tolerance: The residual of an eigenpair, relative to the norm of its matrix.
-        exact_rows: A matrix, or its Gram form, of so many rows is diagonalised exactly.
+        exact_rows: A matrix, or its Gram form, of so many rows is diagonalized exactly.
         class_rows: The same for the twelve or so matrices of the class structure.
         layer_pairs: Eigenpairs of each layer's Hessian.
     """

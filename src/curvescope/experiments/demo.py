@@ -1,6 +1,6 @@
-"""The demonstration: two networks trained and analysed, a third one certified, in a few minutes.
+"""The demonstration: two networks trained and analyzed, a third one certified, in a few minutes.
 
-It walks the road that ``curvescope train``, ``analyse`` and ``certify`` walk, at its smallest: the
+It walks the road that ``curvescope train``, ``analyze`` and ``certify`` walk, at its smallest: the
 embedded part of MNIST, small networks, and the curvature of the loss of two hundred samples, few
 enough for the exact spectrum of G and its class structure. Everything lies in one folder, and a
 demonstration that was stopped goes on where it was.
@@ -17,7 +17,7 @@ from curvescope import io
 from curvescope._checks import positive_int
 from curvescope.certificates import Certificate, posterior_method
 from curvescope.experiments import trained
-from curvescope.experiments.analyse import analyse
+from curvescope.experiments.analyze import analyze
 from curvescope.experiments.certified import certified
 from curvescope.experiments.configuration import Settings
 from curvescope.experiments.known import known
@@ -51,7 +51,7 @@ class Plan:
     """What a demonstration does.
 
     Args:
-        analysed: The networks that are analysed.
+        analyzed: The networks that are analyzed.
         certified: The network with a certificate; of two classes, for which little data suffices.
         per_class: Training samples of each class whose loss is differentiated.
         settings: How much work each analysis does.
@@ -59,7 +59,7 @@ class Plan:
         slack: What the draws may add to the certified error.
     """
 
-    analysed: tuple[Subject, ...] = (
+    analyzed: tuple[Subject, ...] = (
         Subject("lenet5", "LeNet5", "mnist-6k", epochs=10, lr=0.05, momentum=0.9),
         Subject("mlp", "F-64^2", "mnist-6k", epochs=15, lr=0.05, momentum=0.9),
     )
@@ -108,7 +108,7 @@ def demonstrate(
     show: Show = lambda done, total, words: None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Demonstration:
-    """Train, analyse and certify; what is finished in ``out`` is read.
+    """Train, analyze and certify; what is finished in ``out`` is read.
 
     Args:
         out: A folder: new, empty, or with a demonstration of the same plan and seed.
@@ -125,11 +125,11 @@ def demonstrate(
     seed = positive_int("demonstrate", "seed", seed, minimum=0)
     plan = plan or Plan()
     with claimed(out, Course(seed, plan)) as place:
-        for subject in (*plan.analysed, plan.certified):
+        for subject in (*plan.analyzed, plan.certified):
             tell(f"{subject.network}: training")
             _train(subject, place, seed, show)
-        for subject in plan.analysed:
-            _analyse(subject, place, seed, plan, tell=tell, progress=progress)
+        for subject in plan.analyzed:
+            _analyze(subject, place, seed, plan, tell=tell, progress=progress)
         tell(f"{plan.certified.network}: certificate")
         _certify(plan, place, seed, show)
     return load(place)
@@ -143,7 +143,7 @@ def load(path: io.PathLike) -> Demonstration:
     """
     place = Path(path)
     plan = io.load(place / "config.json", Course).plan
-    runs = tuple(RunDirectory(place / each.folder / "analysis") for each in plan.analysed)
+    runs = tuple(RunDirectory(place / each.folder / "analysis") for each in plan.analyzed)
     folder = place / plan.certified.folder
     return Demonstration(place, runs, Certificate.load(folder / "certificate.json"))
 
@@ -186,7 +186,7 @@ def _train(subject: Subject, place: Path, seed: int, show: Show) -> None:
     )  # fmt: skip
 
 
-def _analyse(
+def _analyze(
     subject: Subject,
     place: Path,
     seed: int,
@@ -198,7 +198,7 @@ def _analyse(
     folder = place / subject.folder
     model, data = trained.load_run(folder), trained.load_run_data(folder)
     few = data.train.per_class(plan.per_class)
-    analyse(
+    analyze(
         Problem(model, few, subject.loss),
         folder / "analysis",
         seed=seed,

@@ -33,8 +33,8 @@ from curvescope.experiments.quantities import (
 from curvescope.experiments.stages import sharpness, spectra
 from curvescope.experiments.stages.spectra import Spectrum
 from curvescope.experiments.store import RunDirectory
-from curvescope.sharpness.measures import CurvatureMeasures
-from curvescope.sharpness.report import SharpnessReport
+from curvescope.flatness.measures import CurvatureMeasures
+from curvescope.flatness.report import SharpnessReport
 from curvescope.spectra.control import Status
 from curvescope.spectra.estimate import Estimate
 

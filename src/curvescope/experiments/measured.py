@@ -20,10 +20,10 @@ from curvescope.experiments.lock import held
 from curvescope.experiments.stages import sharpness as stage
 from curvescope.experiments.stages.context import derived
 from curvescope.experiments.store import RunDirectory
+from curvescope.flatness.report import SharpnessReport, has_batch_statistics, sharpness
+from curvescope.flatness.scores import scores
 from curvescope.identity import digest, file_digest
 from curvescope.problem import Problem
-from curvescope.sharpness.report import SharpnessReport, has_batch_statistics, sharpness
-from curvescope.sharpness.scores import scores
 from curvescope.training.folder import TrainingFolder
 from curvescope.training.records import Training
 
@@ -88,7 +88,7 @@ def measured_run(
     was measured in the same way, else it is measured and kept there.
 
     Args:
-        folder: Of ``curvescope train`` or ``curvescope analyse``.
+        folder: Of ``curvescope train`` or ``curvescope analyze``.
         measuring: How to measure.
         root: Where the data files lie.
         data_seed: The seed of random labels or sub-samples, as in training.
@@ -126,7 +126,7 @@ def _config(folder: Path) -> Training | None:
     """The configuration of a training; None for an analysis."""
     where = f"compare {str(folder)!r}"
     if not (folder / "config.json").exists():
-        msg = f"{where}: is not the folder of a run; make one with curvescope train or analyse"
+        msg = f"{where}: is not the folder of a run; make one with curvescope train or analyze"
         raise CurvescopeError(msg)
     kind = io.header(io.read_json(folder / "config.json"))
     if kind not in (Analysis.__name__, Training.__name__):
@@ -150,7 +150,7 @@ def _of_analysis(folder: Path, shown: Path) -> MeasuredRun:
     if measured is None:
         msg = (
             f"compare {str(folder)!r}: the analysis has not measured the sharpness yet; go on with "
-            "curvescope analyse"
+            "curvescope analyze"
         )
         raise CurvescopeError(msg)
     above = folder.resolve().parent

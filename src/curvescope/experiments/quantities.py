@@ -12,8 +12,8 @@ import torch
 from curvescope._checks import AnyFloat
 from curvescope.experiments.checks import Number, plus_minus
 from curvescope.experiments.stages.spectra import MATRICES, Spectrum
-from curvescope.sharpness.measures import CurvatureMeasures
-from curvescope.sharpness.report import SharpnessReport
+from curvescope.flatness.measures import CurvatureMeasures
+from curvescope.flatness.report import SharpnessReport
 from curvescope.spectra.control import Status
 from curvescope.spectra.estimate import Estimate
 

@@ -85,11 +85,11 @@ class RunDirectory:
         self.path = Path(path)
         if not (self.path / "config.json").exists():
             msg = (
-                f"RunDirectory({str(path)!r}): holds no analysis; make one with curvescope analyse "
+                f"RunDirectory({str(path)!r}): holds no analysis; make one with curvescope analyze "
                 "--out DIR"
             )
             raise CurvescopeError(msg)
-        self.config = io.load(self.path / "config.json", Analysis, remedy="analyse again")
+        self.config = io.load(self.path / "config.json", Analysis, remedy="analyze again")
         self._identity = io.pack(self.config)["checksum"]
 
     @property
@@ -129,7 +129,7 @@ class RunDirectory:
             done = ", ".join(self.stages) or "none"
             msg = f"{self._where(name)}: is not finished; finished are: {done}"
             raise CurvescopeError(msg)
-        remedy = f"remove {str(self.folder(name))!r} and analyse again"
+        remedy = f"remove {str(self.folder(name))!r} and analyze again"
         stage = io.load(self._file(name), Stage[kind], remedy=remedy)  # type: ignore[valid-type]
         if (stage.name, stage.run) != (name, self._identity):
             msg = f"{self._where(name)}: belongs to another stage or another analysis; {remedy}"

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import nn
 
 from curvescope._checks import CurvescopeError
-from curvescope.data.normalise import KINDS
+from curvescope.data.normalize import KINDS
 from curvescope.experiments.load import Splits
 from curvescope.experiments.training import NamedData, named_data
 from curvescope.training.folder import TrainingFolder
@@ -51,9 +51,9 @@ def load_run(folder: Path) -> nn.Module:
 
 
 def load_run_data(folder: Path, *, root: Path | None = None, seed: int | None = None) -> Splits:
-    """The data that a run was trained on, found by its name and recognised by its contents.
+    """The data that a run was trained on, found by its name and recognized by its contents.
 
-    A run of ``curvescope train`` notes how the data was asked for. For others, the normalisation
+    A run of ``curvescope train`` notes how the data was asked for. For others, the normalization
     and the part of the set are found by trying.
 
     Args:
@@ -93,9 +93,9 @@ def _candidates(
         yield named_data(name, per_class=samples // classes, seed=seed)
         return
     for kind in KINDS:
-        whole = named_data(name, root=root, normalise=kind, seed=seed)
+        whole = named_data(name, root=root, normalize=kind, seed=seed)
         if len(whole.train) == samples:
             yield whole
         elif samples % whole.train.classes == 0:
             size = samples // whole.train.classes
-            yield named_data(name, root=root, normalise=kind, per_class=size, seed=seed)
+            yield named_data(name, root=root, normalize=kind, per_class=size, seed=seed)

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from curvescope.data import Dataset, dataset
-from curvescope.data.normalise import Kind
+from curvescope.data.normalize import Kind
 from curvescope.experiments.lock import held
+from curvescope.flatness import TraceRegularizer
 from curvescope.networks.names import network as build
 from curvescope.problem.losses import as_loss
-from curvescope.sharpness import TraceRegulariser
 from curvescope.training import loop
 from curvescope.training.recipe import Recipe
 from curvescope.training.run import Trained
@@ -46,21 +46,21 @@ def named_data(
     name: str,
     *,
     root: Path | None = None,
-    normalise: Kind = "none",
+    normalize: Kind = "none",
     per_class: int | None = None,
     seed: int | None = None,
 ) -> NamedData:
     """Both splits; a mixture is drawn at the same size twice, other test sets are taken whole.
 
-    >>> data = named_data("digits", per_class=3, normalise="channel")
+    >>> data = named_data("digits", per_class=3, normalize="channel")
     >>> len(data.train), data.asked
-    (30, {'normalise': 'channel', 'per_class': 3, 'seed': None})
+    (30, {'normalize': 'channel', 'per_class': 3, 'seed': None})
     """
     test_size = per_class if name.startswith("gaussian-mixture") else None
     return NamedData(
-        dataset(name, root=root, per_class=per_class, seed=seed, normalise=normalise),
-        dataset(name, root=root, split="test", per_class=test_size, seed=seed, normalise=normalise),
-        {"normalise": normalise, "per_class": per_class, "seed": seed},
+        dataset(name, root=root, per_class=per_class, seed=seed, normalize=normalize),
+        dataset(name, root=root, split="test", per_class=test_size, seed=seed, normalize=normalize),
+        {"normalize": normalize, "per_class": per_class, "seed": seed},
     )
 
 
@@ -86,7 +86,7 @@ def train_network(
         init: How weights are drawn; the network's own way if none.
         device: Where to train.
         resume: Whether an unfinished run in the folder is continued.
-        trace: Penalise the trace of ``"ggn"`` or ``"hessian"`` with this weight (PP eq. 13).
+        trace: Penalize the trace of ``"ggn"`` or ``"hessian"`` with this weight (PP eq. 13).
         tell: Called with the progress after each step.
 
     Raises:
@@ -105,7 +105,7 @@ def train_network(
     penalty = None
     if trace is not None:
         kind, weight = trace
-        penalty = TraceRegulariser(kind, weight=weight, generator=generator, loss=recipe.loss)
+        penalty = TraceRegularizer(kind, weight=weight, generator=generator, loss=recipe.loss)
     with held(folder):
         trained = loop.train(
             model,

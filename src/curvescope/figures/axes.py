@@ -1,4 +1,4 @@
-"""Scales and ticks of the catalogue's pictures: every axis has numbers that can be read."""
+"""Scales and ticks of the catalog's pictures: every axis has numbers that can be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of the catalogue, from data to a figure.
+"""Pictures of the catalog, from data to a figure.
 
 One width for all, so that letters have the same size on a page whatever the number of columns: a
 figure is as wide as a page, panels share it. Legends lie below the panels, never on the data; one
@@ -70,15 +70,15 @@ def draw_panel(panel: Panel, axes: Axes, *, title: str = "") -> None:
     style.finish(axes, style.pretty(title or panel.title))
 
 
-def colour_of(place: int, curve: Curve) -> int:
-    """The index of a curve's colour, and of its marker."""
-    return place if curve.colour is None else curve.colour
+def color_of(place: int, curve: Curve) -> int:
+    """The index of a curve's color, and of its marker."""
+    return place if curve.color is None else curve.color
 
 
 def _panel(axes: Axes, panel: Panel, figure: Figure) -> None:
     if panel.note:
         axes.text(0.5, 0.5, style.pretty(panel.note), transform=axes.transAxes, ha="center",
-                  va="center", fontsize=8, color=style.GREY, wrap=True)  # fmt: skip
+                  va="center", fontsize=8, color=style.GRAY, wrap=True)  # fmt: skip
     if panel.image is not None:
         image = panel.image
         rows, columns = len(image.values), len(image.values[0])
@@ -93,7 +93,7 @@ def _panel(axes: Axes, panel: Panel, figure: Figure) -> None:
         axes.set(xticks=[], yticks=[])
         return
     for place, curve in enumerate(panel.curves):
-        _curve(axes, curve, colour_of(place, curve))
+        _curve(axes, curve, color_of(place, curve))
     if panel.image is None:
         scales.scale(axes, panel)
     else:
@@ -138,49 +138,49 @@ def _ylabel(panel: Panel) -> str:
 
 def _line(axes: Axes, label: str, x: float) -> None:
     """A vertical line with its name beside its upper end, on the side with more room."""
-    axes.axvline(x, color=style.GREY, linewidth=0.9, linestyle="--")
+    axes.axvline(x, color=style.GRAY, linewidth=0.9, linestyle="--")
     low, high = (axes.transData.transform((side, 0))[0] for side in axes.get_xlim())
     right = (axes.transData.transform((x, 0))[0] - low) / (high - low) > 0.6
     axes.annotate(
         label, xy=(x, 1.0), xycoords=("data", "axes fraction"), xytext=(-3 if right else 3, -1),
         textcoords="offset points", ha="right" if right else "left", va="top", fontsize=7.5,
-        color=style.GREY,
+        color=style.GRAY,
     )  # fmt: skip
 
 
 def _curve(axes: Axes, curve: Curve, index: int) -> None:
     label = style.pretty(curve.label) or None
-    colour = style.CYCLE[index % len(style.CYCLE)]
+    color = style.CYCLE[index % len(style.CYCLE)]
     marker = _MARKERS[index // len(style.CYCLE) % len(_MARKERS)]
     if curve.kind == "points":
         axes.plot(
-            curve.x, curve.y, linestyle="none", marker=marker, markersize=3, color=colour,
+            curve.x, curve.y, linestyle="none", marker=marker, markersize=3, color=color,
             label=label, zorder=3,
         )  # fmt: skip
         if curve.low is not None and curve.high is not None:
-            axes.vlines(curve.x, curve.low, curve.high, color=colour, linewidth=0.8)
+            axes.vlines(curve.x, curve.low, curve.high, color=color, linewidth=0.8)
         return
     if curve.kind == "bars":
         width = 0.8 * min((b - a for a, b in zip(curve.x, curve.x[1:], strict=False)), default=1.0)
-        axes.bar(curve.x, curve.y, width=width, color=colour, alpha=0.45, label=label)
+        axes.bar(curve.x, curve.y, width=width, color=color, alpha=0.45, label=label)
         return
     if curve.kind == "marks":
         for x in curve.x:
-            axes.axvline(x, ymax=0.06, color=colour, linewidth=0.9)
-        axes.plot([], [], marker="|", linestyle="none", color=colour, label=label)
+            axes.axvline(x, ymax=0.06, color=color, linewidth=0.9)
+        axes.plot([], [], marker="|", linestyle="none", color=color, label=label)
         return
     if curve.kind == "filled":
         axes.fill_between(
-            curve.x, curve.y, step="post", color=colour, alpha=0.3, linewidth=0, label=label
+            curve.x, curve.y, step="post", color=color, alpha=0.3, linewidth=0, label=label
         )
         return
     step: Literal["post"] | None = "post" if curve.kind == "steps" else None
     if curve.low is not None and curve.high is not None:
         axes.fill_between(
-            curve.x, curve.low, curve.high, color=colour, alpha=0.22, linewidth=0, step=step
+            curve.x, curve.low, curve.high, color=color, alpha=0.22, linewidth=0, step=step
         )
     axes.plot(
-        curve.x, curve.y, color=colour, label=label,
+        curve.x, curve.y, color=color, label=label,
         drawstyle="steps-post" if step else "default", linestyle=_DASHES[curve.dash],
         linewidth=style.LINE * curve.width,
         marker=marker if 2 < len(curve.x) <= _FEW and not step else None, markersize=3,

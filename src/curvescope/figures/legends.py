@@ -1,4 +1,4 @@
-"""Legends of the catalogue's pictures: below the panels, and one for all where one will do."""
+"""Legends of the catalog's pictures: below the panels, and one for all where one will do."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def shared(picture: Picture) -> bool:
         for place, curve in enumerate(panel.curves):
             if not curve.label:
                 continue
-            look = (place if curve.colour is None else curve.colour, curve.kind)
+            look = (place if curve.color is None else curve.color, curve.kind)
             if looks.setdefault(curve.label, look) != look:
                 return False
             if owners.setdefault(look, curve.label) != curve.label:

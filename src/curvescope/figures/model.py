@@ -41,7 +41,7 @@ class Curve:
     low: tuple[AnyFloat, ...] | None = None
     high: tuple[AnyFloat, ...] | None = None
     kind: Kind = "line"
-    colour: int | None = None  # index in the style's cycle; by default the place in the panel
+    color: int | None = None  # index in the style's cycle; by default the place in the panel
     dash: Dash = ""
     width: float = 1.0  # of a line, relative to the style's
     hidden: bool = False  # until the reader of a page asks for it
@@ -56,7 +56,7 @@ class Curve:
         low: Values | None = None,
         high: Values | None = None,
         kind: Kind = "line",
-        colour: int | None = None,
+        color: int | None = None,
         dash: Dash = "",
         width: float = 1.0,
     ) -> Curve:
@@ -64,7 +64,7 @@ class Curve:
         values = _plain(y)
         places = _plain(range(1, len(values) + 1) if x is None else x)
         band = [None if side is None else _plain(side) for side in (low, high)]
-        return cls(label, places, values, band[0], band[1], kind, colour, dash, width)
+        return cls(label, places, values, band[0], band[1], kind, color, dash, width)
 
     @classmethod
     def mean(
@@ -74,7 +74,7 @@ class Curve:
         samples: Tensor,
         *,
         kind: Kind = "line",
-        colour: int | None = None,
+        color: int | None = None,
         within: tuple[float, float] | None = None,
     ) -> Curve:
         """The mean over the rows of ``samples``, with a band of one standard deviation.
@@ -89,23 +89,23 @@ class Curve:
         low, high = middle - spread, middle + spread
         if within is not None:
             low, high = low.clamp(*within), high.clamp(*within)
-        return cls.of(label, x, middle, low=low, high=high, kind=kind, colour=colour)
+        return cls.of(label, x, middle, low=low, high=high, kind=kind, color=color)
 
 
 @dataclass(frozen=True)
 class Image:
-    """A matrix as a heat map, rows from the top; colours go from ``low`` to ``high``."""
+    """A matrix as a heat map, rows from the top; colors go from ``low`` to ``high``."""
 
     values: tuple[tuple[AnyFloat, ...], ...]
     low: AnyFloat
     high: AnyFloat
-    label: str = ""  # what the colours are
+    label: str = ""  # what the colors are
 
     @classmethod
     def of(
         cls, values: Tensor, *, low: float | None = None, high: float | None = None, label: str = ""
     ) -> Image:
-        """From a matrix; by default the colours span its values."""
+        """From a matrix; by default the colors span its values."""
         rows = tuple(_plain(row) for row in values)
         return cls(
             rows,

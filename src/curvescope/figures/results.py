@@ -14,10 +14,10 @@ from curvescope.certificates.certificate import Certificate
 from curvescope.certificates.profile import Profile, variance_profile
 from curvescope.figures import spectra
 from curvescope.figures.model import Curve, Image, Panel, Picture, Scaling
-from curvescope.figures.sharpness import against_generalisation
-from curvescope.sharpness.comparison import Comparison
-from curvescope.sharpness.degeneracy import DegeneracyHistory
-from curvescope.sharpness.subsampling import SubsamplingStudy
+from curvescope.figures.sharpness import against_generalization
+from curvescope.flatness.comparison import Comparison
+from curvescope.flatness.degeneracy import DegeneracyHistory
+from curvescope.flatness.subsampling import SubsamplingStudy
 from curvescope.spectra import density
 from curvescope.spectra.eigenpairs import EigenPairs
 from curvescope.spectra.exact import ExactSpectrum
@@ -32,8 +32,8 @@ from curvescope.structure.outliers import SHARES, Attribution
 from curvescope.structure.overlap import EigenComparison, PairwiseOverlap
 from curvescope.structure.prediction import OverlapPrediction
 
-_COLOURS = {"global": 4, "class": 0, "cross": 1, "diagonal": 3, "within": 2}
-_GREY = 6
+_COLORS = {"global": 4, "class": 0, "cross": 1, "diagonal": 3, "within": 2}
+_GRAY = 6
 
 
 def picture(result: object) -> Picture:
@@ -60,7 +60,7 @@ def _several(results: Mapping[Any, Any]) -> Picture:
     kinds = {type(result) for result in results.values()}
     if kinds <= {SpectralMeasure}:
         together = {str(name): spectra.Spectrum(measure) for name, measure in results.items()}
-        return Picture("spectra", "", (spectra.panel(together, colours=spectra.OF_MATRIX),), 1)
+        return Picture("spectra", "", (spectra.panel(together, colors=spectra.OF_MATRIX),), 1)
     if kinds <= {density.Curve, ExactSpectrum}:
         curves = [_density(str(name), result) for name, result in results.items()]
         return Picture("densities", "", (_density_panel(curves),), 1)
@@ -191,8 +191,8 @@ def _(result: AutocorrelationStructure) -> list[Panel]:
 
 @_panels.register
 def _(result: Embedding) -> list[Panel]:
-    by_logit = _groups(result.points.transpose(0, 1), result.logit_centres, "logit")
-    by_class = _groups(result.points, result.class_centres, "class")
+    by_logit = _groups(result.points.transpose(0, 1), result.logit_centers, "logit")
+    by_class = _groups(result.points, result.class_centers, "class")
     return [
         Panel("by logit", "first coordinate", "second coordinate", by_logit),
         Panel("by class", "first coordinate", "second coordinate", by_class),
@@ -212,13 +212,13 @@ def _(result: Clusters) -> list[Panel]:
     ]
 
 
-def _groups(points: Tensor, centres: Tensor, name: str) -> tuple[Curve, ...]:
+def _groups(points: Tensor, centers: Tensor, name: str) -> tuple[Curve, ...]:
     """``points: [groups, members, 2]``, a color for each group, and their centers."""
     curves = [
-        Curve.of(f"{name} {i}", own[:, 0], own[:, 1], kind="points", colour=i % _GREY)
+        Curve.of(f"{name} {i}", own[:, 0], own[:, 1], kind="points", color=i % _GRAY)
         for i, own in enumerate(points)
     ]
-    curves.append(Curve.of("centers", centres[:, 0], centres[:, 1], kind="points", colour=_GREY))
+    curves.append(Curve.of("centers", centers[:, 0], centers[:, 1], kind="points", color=_GRAY))
     return tuple(curves)
 
 
@@ -235,11 +235,11 @@ def _(result: Attribution) -> list[Panel]:
                     places + 1,
                     result.values[places],
                     kind="points",
-                    colour=_COLOURS[part],
+                    color=_COLORS[part],
                 )
             )
     ends, edge = [1, len(result.values)], [result.edge] * 2
-    curves.append(Curve.of("edge of the bulk", ends, edge, colour=_GREY, dash="dashed"))
+    curves.append(Curve.of("edge of the bulk", ends, edge, color=_GRAY, dash="dashed"))
     scale = _scale(result.values)
     return [Panel("who makes each eigenvalue", "index", "eigenvalue", tuple(curves), yscale=scale)]
 
@@ -295,7 +295,7 @@ def _moment(title: str, result: MomentStatistics) -> Panel:
 
 @_panels.register
 def _(result: Comparison) -> list[Panel]:
-    return list(against_generalisation(result).panels)
+    return list(against_generalization(result).panels)
 
 
 @_panels.register
@@ -307,7 +307,7 @@ def _(result: DegeneracyHistory) -> list[Panel]:
         pair = [mass.pair.value for mass in masses]
         curves.append(Curve.of(f"{matrix.replace('_', '–')}, nearest two", at, pair))
     ends = [at[0], at[-1]]
-    curves.append(Curve.of("bound", ends, [result.predicted] * 2, colour=_GREY, dash="dashed"))
+    curves.append(Curve.of("bound", ends, [result.predicted] * 2, color=_GRAY, dash="dashed"))
     return [Panel("", "epoch", "mass at zero", tuple(curves))]
 
 
@@ -323,7 +323,7 @@ def _(result: SubsamplingStudy) -> list[Panel]:
         curve = Curve.of("sub-samples", sizes, middle, low=middle - error, high=middle + error)
         level = getattr(result, whole).value
         ends = [sizes[0], sizes[-1]]
-        everything = Curve.of("all samples", ends, [level] * 2, colour=_GREY, dash="dashed")
+        everything = Curve.of("all samples", ends, [level] * 2, color=_GRAY, dash="dashed")
         panels.append(Panel(label, "samples", label, (curve, everything), xscale="log"))
     return panels
 

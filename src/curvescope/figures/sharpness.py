@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from curvescope._checks import CurvescopeError
 from curvescope.figures.model import Curve, Panel, Picture, Scaling
-from curvescope.sharpness.comparison import PLAIN, Comparison
+from curvescope.flatness.comparison import PLAIN, Comparison
 
 
-def against_generalisation(
+def against_generalization(
     compared: Comparison, figure: str = "test error", *, measures: Sequence[str] = PLAIN
 ) -> Picture:
     """A panel for each measure: one point for each run, the better to the left, the flatter below.
@@ -18,7 +18,7 @@ def against_generalisation(
     have Kendall's τ for each mode of the batch norms; whiskers are standard errors.
 
     Args:
-        compared: What :func:`curvescope.sharpness.compare_reports` returned.
+        compared: What :func:`curvescope.flatness.compare_reports` returned.
         figure: A generalization figure of it.
         measures: Columns of it.
 
@@ -28,10 +28,10 @@ def against_generalisation(
     for name in (figure, *measures):
         if name not in compared.table:
             known = ", ".join(compared.table)
-            msg = f"against_generalisation: there is no column {name!r}; columns are {known}"
+            msg = f"against_generalization: there is no column {name!r}; columns are {known}"
             raise CurvescopeError(msg)
     if all(value is None for value in compared.table[figure]):
-        msg = f"against_generalisation: no run has a {figure}; measure with test data"
+        msg = f"against_generalization: no run has a {figure}; measure with test data"
         raise CurvescopeError(msg)
     panels = tuple(_panel(compared, measure, figure) for measure in measures)
     caption = f"Measures of sharpness against the {figure}, a point for each run."
@@ -48,7 +48,7 @@ def _panel(compared: Comparison, measure: str, figure: str) -> Panel:
         error = y.stderr or 0.0
         low, high = ([y.value - error], [y.value + error]) if error else (None, None)
         points.append(
-            Curve.of(label, [x.value], [y.value], low=low, high=high, kind="points", colour=i)
+            Curve.of(label, [x.value], [y.value], low=low, high=high, kind="points", color=i)
         )
     heights = [curve.y[0] for curve in points]
     far = bool(heights) and min(heights) > 0 and max(heights) > 30 * min(heights)
@@ -59,7 +59,7 @@ def _panel(compared: Comparison, measure: str, figure: str) -> Panel:
 
 def _title(compared: Comparison, measure: str, figure: str) -> str:
     chosen = [
-        c for c in compared.correlations if (c.measure, c.generalisation) == (measure, figure)
+        c for c in compared.correlations if (c.measure, c.generalization) == (measure, figure)
     ]
     modes = len({c.mode for c in chosen}) > 1
     return ", ".join(f"τ = {c.kendall:+.2g}" + (f" ({c.mode})" if modes else "") for c in chosen)

@@ -38,7 +38,7 @@ def panel(
     spectra: Mapping[str, Spectrum],
     *,
     title: str = "",
-    colours: Mapping[str, int] | None = None,
+    colors: Mapping[str, int] | None = None,
     hide_exact: bool = False,
 ) -> Panel:
     """Densities over each other, with the eigenvalues that were taken out, and all if known.
@@ -46,10 +46,10 @@ def panel(
     Args:
         spectra: Name in the legend -> spectrum.
         title: What the panel shows.
-        colours: Name -> index in the cycle of colors; by default one after the other.
+        colors: Name -> index in the cycle of colors; by default one after the other.
         hide_exact: Whether all eigenvalues wait until the reader of a page asks for them.
     """
-    looks = {name: (colours or {}).get(name, i) for i, name in enumerate(spectra)}
+    looks = {name: (colors or {}).get(name, i) for i, name in enumerate(spectra)}
     eps = max(_FLOOR * max(_magnitude(s) for s in spectra.values()), 1e-30)
     plain, logarithmic = (_axis(spectra, looks, e, hide_exact) for e in (None, eps))
     other = Panel(
@@ -80,13 +80,13 @@ def _axis(
     """All curves against the eigenvalues, or against their magnitudes where ``eps`` is given."""
     lines, marks, bars, singles, peaks = [], [], [], [], []
     for name, spectrum in spectra.items():
-        measure, colour = spectrum.measure, looks[name]
+        measure, color = spectrum.measure, looks[name]
         curve = measure.density(_POINTS) if eps is None else measure.log_density(eps, _POINTS)
         factor = 1.0 if eps is None else math.log(10)
         grid = curve.grid if eps is None else curve.grid.exp()
         peaks.append(factor * float(curve.values.max()))
         singles.append(0.4 * factor / (measure.dimension * max(curve.sigma, 1e-300)))
-        lines.append((name, grid, factor * curve.values, curve, factor, colour))
+        lines.append((name, grid, factor * curve.values, curve, factor, color))
         if len(measure.outliers):
             errors = spectrum.residuals
             marks.append(
@@ -95,11 +95,11 @@ def _axis(
                     measure.outliers if eps is None else measure.outliers.abs() + eps,
                     torch.zeros_like(measure.outliers) if errors is None else errors,
                     kind="marks",
-                    colour=colour,
+                    color=color,
                 )
             )
         if spectrum.exact is not None:
-            bars.append(_all(name, spectrum.exact, eps, colour, hidden=hide_exact))
+            bars.append(_all(name, spectrum.exact, eps, color, hidden=hide_exact))
     # Low enough to see a single eigenvalue, but not to the last digit of a narrow bump's tail.
     peak = max(peaks)
     foot = min(max(0.2 * min(singles), 1e-9 * peak), 1e-2 * peak)
@@ -108,17 +108,17 @@ def _axis(
 
 
 def _density(
-    name: str, grid: Tensor, values: Tensor, curve: object, factor: float, colour: int, foot: float
+    name: str, grid: Tensor, values: Tensor, curve: object, factor: float, color: int, foot: float
 ) -> Curve:
     low, high = (factor * side for side in curve.band())  # type: ignore[attr-defined]
     banded = bool(torch.isfinite(high).all())
     return Curve.of(
-        name, grid, values.clamp(min=foot / 10), colour=colour,
+        name, grid, values.clamp(min=foot / 10), color=color,
         low=low.clamp(min=foot / 10) if banded else None, high=high if banded else None,
     )  # fmt: skip
 
 
-def _all(name: str, exact: ExactSpectrum, eps: float | None, colour: int, *, hidden: bool) -> Curve:
+def _all(name: str, exact: ExactSpectrum, eps: float | None, color: int, *, hidden: bool) -> Curve:
     """All eigenvalues in bins, as shares of the dimension: zeros count as well."""
     values = exact.values if eps is None else (exact.values.abs() + eps).log10()
     zero = 0.0 if eps is None else math.log10(eps)
@@ -134,5 +134,5 @@ def _all(name: str, exact: ExactSpectrum, eps: float | None, colour: int, *, hid
     edges = low + width * torch.arange(_BINS + 1, dtype=torch.float64)
     label = f"{name}, all {exact.dimension:,} eigenvalues"
     places = edges if eps is None else 10.0**edges
-    made = Curve.of(label, places, torch.cat([heights, heights[-1:]]), kind="filled", colour=colour)
+    made = Curve.of(label, places, torch.cat([heights, heights[-1:]]), kind="filled", color=color)
     return made if not hidden else Curve(**{**vars(made), "hidden": True})

@@ -1,8 +1,8 @@
 """How all pictures look, and how they are saved.
 
 Figures are made without ``pyplot``: no window, no global list of figures, no change of the user's
-settings. Colours are those of Okabe and Ito (2008), which stay apart for colour-blind readers and
-in print; the same thing has the same colour everywhere (``H`` blue, ``G`` vermilion, ``E`` green).
+settings. Colors are those of Okabe and Ito (2008), which stay apart for color-blind readers and
+in print; the same thing has the same color everywhere (``H`` blue, ``G`` vermilion, ``E`` green).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BLUE, VERMILION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
-PURPLE, SKY, GREY, BLACK = "#CC79A7", "#56B4E9", "#7A7A7A", "#222222"
-CYCLE = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, GREY)
+PURPLE, SKY, GRAY, BLACK = "#CC79A7", "#56B4E9", "#7A7A7A", "#222222"
+CYCLE = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, GRAY)
 LINE = 1.3
 """The width of lines."""
 LEGEND = 8

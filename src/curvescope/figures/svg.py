@@ -21,7 +21,7 @@ from curvescope._checks import CurvescopeError
 from curvescope.figures import numbers as ticks
 from curvescope.figures.model import Curve, Image, Panel
 
-NAMES = ("blue", "vermilion", "green", "orange", "purple", "sky", "grey")
+NAMES = ("blue", "vermilion", "green", "orange", "purple", "sky", "gray")
 """The page's names of the style's cycle of colors."""
 WIDTH, HEIGHT = 720, 374
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 12, 44
@@ -72,9 +72,9 @@ def numbers(panel: Panel) -> dict[str, Any]:
     return {"kind": "curves", "title": panel.title, "views": [_numbers(view) for view in views]}
 
 
-def colour(place: int, curve: Curve) -> str:
+def color(place: int, curve: Curve) -> str:
     """The page's name of a curve's color."""
-    return NAMES[(place if curve.colour is None else curve.colour) % len(NAMES)]
+    return NAMES[(place if curve.color is None else curve.color) % len(NAMES)]
 
 
 def _numbers(panel: Panel) -> dict[str, Any]:
@@ -200,8 +200,8 @@ def _axes(frame: _Frame) -> str:
         parts.append(_segment("grid", LEFT, WIDTH - RIGHT, y, y))
         parts.append(_text("tick", LEFT - 7, y + 4, text, ' text-anchor="end"'))
     parts.append(_segment("axis", LEFT, WIDTH - RIGHT, foot, foot))
-    centre, middle = LEFT + (WIDTH - LEFT - RIGHT) / 2, (foot + TOP) / 2
-    parts.append(_text("label", centre, HEIGHT - 8, panel.xlabel, ' text-anchor="middle"'))
+    center, middle = LEFT + (WIDTH - LEFT - RIGHT) / 2, (foot + TOP) / 2
+    parts.append(_text("label", center, HEIGHT - 8, panel.xlabel, ' text-anchor="middle"'))
     turned = f' text-anchor="middle" transform="rotate(-90 13 {middle:g})"'
     parts.append(_text("label", 13, middle, panel.ylabel or panel.title, turned))
     return "".join(parts)
@@ -229,7 +229,7 @@ def _line(frame: _Frame, label: str, value: float) -> str:
 
 
 def _series(frame: _Frame, place: int, curve: Curve) -> str:
-    style = f"--c: var(--{colour(place, curve)})"
+    style = f"--c: var(--{color(place, curve)})"
     hidden = ";display:none" if curve.hidden else ""
     return (
         f'<g class="series {curve.kind}" style="{style}{hidden}" '
@@ -309,7 +309,7 @@ def _dot(point: tuple[float, float]) -> str:
 
 def _look(place: int, curve: Curve) -> str:
     """Dashes and width: curves that lie over each other are told apart by more than color."""
-    index = place if curve.colour is None else 0
+    index = place if curve.color is None else 0
     dash = _DASHES[curve.dash or _CYCLE[index // len(NAMES) % len(_CYCLE)]]
     dashes = f' stroke-dasharray="{dash}"' if dash else ""
     return f'{dashes} style="stroke-width: {_STROKE * curve.width:g}"'
@@ -318,7 +318,7 @@ def _look(place: int, curve: Curve) -> str:
 def _legend(panel: Panel) -> str:
     keys = []
     for place, curve in enumerate(panel.curves):
-        style = f' style="--c: var(--{colour(place, curve)})" aria-hidden="true"'
+        style = f' style="--c: var(--{color(place, curve)})" aria-hidden="true"'
         kind = {"filled": "area", "bars": "area", "points": "dots", "marks": "dots"}.get(curve.kind)
         if kind:
             swatch = f'<span class="swatch {kind}"{style}></span>'

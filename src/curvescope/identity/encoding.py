@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from curvescope._checks import CurvescopeError
 
-_STUDIES = "curvescope.catalogue."  # code with the settings of a study in it, unlike a library's
+_STUDIES = "curvescope.studies."  # code with the settings of a study in it, unlike a library's
 _ROWS = 4096  # copied at a time
 
 

@@ -1,7 +1,7 @@
 """The networks of the papers, by name."""
 
-from curvescope.networks.initialise import initialise
+from curvescope.networks.initialize import initialize
 from curvescope.networks.names import network
 from curvescope.networks.spec import NetworkSpec
 
-__all__ = ["NetworkSpec", "initialise", "network"]
+__all__ = ["NetworkSpec", "initialize", "network"]

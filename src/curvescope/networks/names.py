@@ -12,7 +12,7 @@ from torch import nn
 from curvescope import _checks
 from curvescope._checks import CurvescopeError
 from curvescope.networks import plain, residual
-from curvescope.networks.initialise import SCHEMES, initialise
+from curvescope.networks.initialize import SCHEMES, initialize
 from curvescope.networks.spec import NetworkSpec
 
 _WIDTHS = r"\d+(?:\^\d+)?(?:-\d+(?:\^\d+)?)*"
@@ -42,7 +42,7 @@ def network(
 
     =============================== ===============================================================
     ``F-200^2``, ``F-600^2-100``    fully connected, hidden layers of these widths, ReLU (DH D.2)
-    ``T-600``, ``R-600``            the same, initialised by ``"dziugaite-roy"`` (DH §6)
+    ``T-600``, ``R-600``            the same, initialized by ``"dziugaite-roy"`` (DH §6)
     ``logistic``                    no hidden layer: multinomial logistic regression (FF)
     ``LeNet5``, ``LeNet5-(fc1-80)`` also with other widths of conv1, conv2, fc1, fc2 (DH D.2)
     ``VGG11``, ``VGG11-W48``        eight convolutions and fc1; all of them 48 wide (DH D.2)
@@ -63,7 +63,7 @@ def network(
         inputs: The shape of one input, ``(1, 28, 28)``; for fully connected networks also its size.
         classes: The number of outputs; 1 for the logistic loss with two classes.
         init: ``"pytorch"`` (the default), ``"xavier"`` or ``"dziugaite-roy"``
-            (:func:`curvescope.networks.initialise`).
+            (:func:`curvescope.networks.initialize`).
         generator: Where the weights are drawn from. Without one they are those of seed 0, the same
             at every call: enough to look at a network, or to load weights into it.
 
@@ -87,7 +87,7 @@ def network(
     with torch.device("meta"):  # no memory, and nothing from torch's global generator
         model = family.build(spec, match)
     model = model.to_empty(device="cpu")
-    initialise(model, scheme, generator=generator or torch.Generator().manual_seed(0))
+    initialize(model, scheme, generator=generator or torch.Generator().manual_seed(0))
     return model
 
 

@@ -68,23 +68,23 @@ class ResNet18(_Residual):
         self._batch_norm = batch_norm
         widths = (width,) * 4 if width else (64, 128, 256, 512)
         before = widths[0]
-        self._normalised(channels, before, 3)
+        self._normalized(channels, before, 3)
         for stage, after in enumerate(widths):
             for block in range(2):
                 stride = 2 if stage > 0 and block == 0 else 1
                 road = (
-                    self._normalised(before, after, 3, stride),
-                    self._normalised(after, after, 3),
+                    self._normalized(before, after, 3, stride),
+                    self._normalized(after, after, 3),
                 )
                 crossing = stage > 0 and block == 0
                 shortcut = (
-                    self._normalised(before, after, 1, stride, shortcut=True) if crossing else None
+                    self._normalized(before, after, 1, stride, shortcut=True) if crossing else None
                 )
                 self._blocks.append(_Block(road, shortcut))
                 before = after
         self.fc1 = nn.Linear(before, spec.classes)
 
-    def _normalised(
+    def _normalized(
         self, before: int, after: int, kernel: int, stride: int = 1, *, shortcut: bool = False
     ) -> str:
         name = self._convolution(before, after, kernel, stride, shortcut=shortcut)

@@ -24,7 +24,7 @@ class NetworkSpec:
     name: str
     inputs: tuple[int, ...]  # the shape of one input
     classes: int  # the number of outputs
-    init: str  # the initialisation scheme
+    init: str  # the initialization scheme
 
     @property
     def image(self) -> tuple[int, int, int]:

@@ -12,12 +12,12 @@ from torch import Tensor
 from curvescope import _checks
 from curvescope._checks import CurvescopeError
 from curvescope._state import full_precision
-from curvescope.linearisation.outputs import Mix, SampledFisher
-from curvescope.linearisation.sweep import Footprint, Options, sweep_of
-from curvescope.linearisation.vanishing import residual_has_no_diagonal
 from curvescope.operators.base import LinearOperator
 from curvescope.operators.layer import LayerRoot, layers_of
 from curvescope.problem import ParamSpace, Problem
+from curvescope.record.outputs import Mix, SampledFisher
+from curvescope.record.sweep import Footprint, Options, sweep_of
+from curvescope.record.vanishing import residual_has_no_diagonal
 
 
 class Curvature(LinearOperator):
@@ -30,7 +30,7 @@ class Curvature(LinearOperator):
         options: how products are made; the matrices below take its fields as keywords:
 
     Options:
-        keep: ``"auto"`` streams a lone product, and keeps the linearised batches for many if they
+        keep: ``"auto"`` streams a lone product, and keeps the linearized batches for many if they
             fit into half of the free memory: for those of an estimator from the first one on (see
             :meth:`plan`), else from the second one on; ``True`` keeps at once; ``False`` streams.
         columns: how many columns go through the data together (default: chosen from free memory).
@@ -123,7 +123,7 @@ class Curvature(LinearOperator):
         return layers_of(self.problem).root(self._mix, self.space, self._options)
 
     def footprint(self) -> Footprint:
-        """What keeping this operator's linearisation would hold, before it is kept."""
+        """What keeping this operator's linearization would hold, before it is kept."""
         layers = layers_of(self.problem)
         part = layers.part(self.space)
         if part is not None and layers.applies(part, self._mix):

@@ -6,10 +6,10 @@ import torch
 
 from curvescope import _checks
 from curvescope._checks import CurvescopeError
-from curvescope.linearisation.outputs import GradientOuter, LossHessian, Mix, SampledFisher
-from curvescope.linearisation.sweep import Options
 from curvescope.operators.curvature import Curvature
 from curvescope.problem import Problem
+from curvescope.record.outputs import GradientOuter, LossHessian, Mix, SampledFisher
+from curvescope.record.sweep import Options
 
 
 class GaussNewton(Curvature):

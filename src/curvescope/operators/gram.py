@@ -20,15 +20,15 @@ import torch
 from torch import Tensor
 
 from curvescope._checks import MemoryLimitError
-from curvescope.linearisation import memory
-from curvescope.linearisation.outputs import GradientOuter, LossHessian, OutputMatrix
-from curvescope.linearisation.roots import root
 from curvescope.operators.base import Dual, LinearOperator
 from curvescope.operators.curvature import Curvature
 from curvescope.operators.row_blocks import Directions, RowBlocks
 from curvescope.operators.simple import LowRank
 from curvescope.problem import ParamSpace, Problem
 from curvescope.problem.losses import Loss
+from curvescope.record import memory
+from curvescope.record.outputs import GradientOuter, LossHessian, OutputMatrix
+from curvescope.record.roots import root
 
 
 def dual_of(A: LinearOperator) -> Dual | None:
@@ -117,7 +117,7 @@ class GramForm:
         factor: a multiple of the matrix.
 
     >>> from torch import nn
-    >>> from curvescope.linearisation.extended import class_directions
+    >>> from curvescope.record.extended import class_directions
     >>> layer = nn.Linear(2, 2, bias=False).double()
     >>> with torch.no_grad():
     ...     _ = layer.weight.zero_()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from curvescope.linearisation.outputs import LossHessian, Mix
-from curvescope.linearisation.sweep import Options
 from curvescope.operators.curvature import Curvature
 from curvescope.problem import Problem
+from curvescope.record.outputs import LossHessian, Mix
+from curvescope.record.sweep import Options
 
 
 class Hessian(Curvature):

@@ -1,6 +1,6 @@
 """When the block of a layer is applied in closed form, and what is kept for it (OP-5).
 
-The closed form itself is in :mod:`curvescope.linearisation.layer_factors`. It is exact for every
+The closed form itself is in :mod:`curvescope.record.layer_factors`. It is exact for every
 matrix ``Jᵀ B J`` with ``B`` positive semi-definite. The Hessian's block is such a matrix when the
 network behind the layer is piecewise linear (DH eq. 23): its residual part ``E`` then has nothing
 to propagate. That is read off the recorded operations, not the names of modules.
@@ -17,12 +17,15 @@ import torch
 from torch import Tensor
 
 from curvescope._checks import CurvescopeError
-from curvescope.linearisation import memory
-from curvescope.linearisation.batch import TapeBatch
-from curvescope.linearisation.blocks import Sizes, factors_of, part_of
-from curvescope.linearisation.cuda import CapturedProducts
-from curvescope.linearisation.layer_factors import Factors, merged
-from curvescope.linearisation.layers import (
+from curvescope.operators.base import LinearOperator
+from curvescope.problem import ParamSpace, Problem
+from curvescope.problem.batches import Batch
+from curvescope.record import memory
+from curvescope.record.batch import TapeBatch
+from curvescope.record.blocks import Sizes, factors_of, part_of
+from curvescope.record.cuda import CapturedProducts
+from curvescope.record.layer_factors import Factors, merged
+from curvescope.record.layers import (
     Capture,
     UnsupportedLayer,
     capture,
@@ -30,14 +33,11 @@ from curvescope.linearisation.layers import (
     first_samples,
     samples_given,
 )
-from curvescope.linearisation.outputs import Mix, OutputMatrix
-from curvescope.linearisation.roots import root
-from curvescope.linearisation.rules import Untraceable
-from curvescope.linearisation.squeeze import Part
-from curvescope.linearisation.sweep import SHARE, Footprint, Options
-from curvescope.operators.base import LinearOperator
-from curvescope.problem import ParamSpace, Problem
-from curvescope.problem.batches import Batch
+from curvescope.record.outputs import Mix, OutputMatrix
+from curvescope.record.roots import root
+from curvescope.record.rules import Untraceable
+from curvescope.record.squeeze import Part
+from curvescope.record.sweep import SHARE, Footprint, Options
 
 log = logging.getLogger("curvescope")
 

@@ -11,17 +11,17 @@ from torch import Tensor
 
 from curvescope._checks import CurvescopeError
 from curvescope._state import full_precision
-from curvescope.linearisation import memory, samples
-from curvescope.linearisation.layers import (
-    LayerRecord,
-    linear_layers,
-    record_layers,
-)
-from curvescope.linearisation.norms import is_fixed_norm, record_norms
 from curvescope.operators.rows import LayerRows, Rows, WrittenRows, join
 from curvescope.problem import ParamSpace, Problem
 from curvescope.problem.batches import Batch
 from curvescope.problem.losses import Loss
+from curvescope.record import memory, samples
+from curvescope.record.layers import (
+    LayerRecord,
+    linear_layers,
+    record_layers,
+)
+from curvescope.record.norms import is_fixed_norm, record_norms
 
 Directions = Callable[[Loss, Tensor, Any], Tensor]
 """``(loss, z, target) ↦ [B, K, *z.shape[1:]]``: roots of the output matrix of each sample."""

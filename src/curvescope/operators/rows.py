@@ -23,7 +23,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from curvescope.linearisation import memory
+from curvescope.record import memory
 
 _TILE = 2048  # rows; larger symmetric products are cut so that only one half is computed
 _SHARE = 0.1  # of the free memory that written-out rows may take at once

@@ -32,7 +32,7 @@ _LIGHT = {
     "orange": style.ORANGE,
     "purple": style.PURPLE,
     "sky": style.SKY,
-    "grey": style.GREY,
+    "gray": style.GRAY,
 }
 # The same hues, lighter: on a dark page each stands out at least 3 : 1 (WCAG 1.4.11).
 _DARK = {
@@ -42,7 +42,7 @@ _DARK = {
     "orange": "#F0B429",
     "purple": "#E2A3C7",
     "sky": "#A6DBFF",
-    "grey": "#A0A0A0",
+    "gray": "#A0A0A0",
 }
 
 
@@ -102,7 +102,7 @@ def fill(template: str, *, title: str, sections: list[Section], **values: Any) -
         title=title,
         sections=sections,
         version=metadata.version("curvescope"),
-        colours=_colours(),
+        colors=_colors(),
         css=asset("style.css"),
         javascript="\n".join(map(asset, (*_SCRIPTS, *values.pop("scripts", ())))),
         charts=embedded(charts),
@@ -142,7 +142,7 @@ def _environment() -> Any:
     )
 
 
-def _colours() -> str:
+def _colors() -> str:
     light, dark = (
         " ".join(f"--{name}: {value};" for name, value in table.items())
         for table in (_LIGHT, _DARK)

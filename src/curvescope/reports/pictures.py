@@ -23,12 +23,12 @@ PARTS = {"global": 4, "class": 0, "cross": 1, "diagonal": 3, "within": 2}
 ROUNDING = 1e-10
 """Eigenvalues below this part of the largest are zero up to rounding."""
 _FACTORS: dict[str, dict[str, Any]] = {
-    "G": {"colour": 1, "width": 1.8},
-    "KFAC": {"colour": 4, "dash": "dashed"},
-    "CFAC": {"colour": 0, "dash": "dotted"},
+    "G": {"color": 1, "width": 1.8},
+    "KFAC": {"color": 4, "dash": "dashed"},
+    "CFAC": {"color": 0, "dash": "dotted"},
 }
 _DASHES: tuple[Dash, ...] = ("", "dashed", "dotted")
-_GREY = 6
+_GRAY = 6
 _MOST = 150
 
 
@@ -68,7 +68,7 @@ def spectra_panel(
     return spectrum_panels.panel(
         shown,
         title=title or f"Spectrum of {', '.join(found)}",
-        colours=spectrum_panels.OF_MATRIX if by_matrix else None,
+        colors=spectrum_panels.OF_MATRIX if by_matrix else None,
         hide_exact=not by_matrix,
     )
 
@@ -144,13 +144,13 @@ def attributed(found: ClassFindings) -> Panel:
     for part in SHARES:
         chosen = [i for i, maker in enumerate(makers) if maker == part]
         if chosen:
-            places, colour = torch.tensor(chosen) + 1, PARTS[part]
+            places, color = torch.tensor(chosen) + 1, PARTS[part]
             label = f"{part} part"
-            curves.append(Curve.of(label, places, values[chosen], kind="points", colour=colour))
+            curves.append(Curve.of(label, places, values[chosen], kind="points", color=color))
     edge = found.attribution.edge
     if edge > ROUNDING * largest:  # else there is no bulk
         ends = [1, len(values)]
-        curves.append(Curve.of("edge of the bulk", ends, [edge] * 2, colour=_GREY, dash="dashed"))
+        curves.append(Curve.of("edge of the bulk", ends, [edge] * 2, color=_GRAY, dash="dashed"))
     shown = [y for curve in curves for y in curve.y]
     return Panel(
         "who makes each eigenvalue", "index", "eigenvalue of G", tuple(curves),
@@ -165,11 +165,11 @@ def knockouts(found: ClassFindings) -> Panel:
     """
     floor = ROUNDING * float(found.whole[0])
     whole = found.whole[found.whole > floor]
-    curves = [Curve.of("G", None, whole, colour=_GREY, width=2.8)]
+    curves = [Curve.of("G", None, whole, color=_GRAY, width=2.8)]
     for place, (part, values) in enumerate(found.without.items()):
         rest = values[values > floor]
         label, dash = f"without the {part} part", _DASHES[place % len(_DASHES)]
-        curves.append(Curve.of(label, None, rest, colour=PARTS[part], dash=dash))
+        curves.append(Curve.of(label, None, rest, color=PARTS[part], dash=dash))
     return Panel(
         "G with a part taken away", "index", "eigenvalue", tuple(curves),
         xscale=scaling([1.0, len(whole)]), yscale=scaling(whole),
@@ -190,8 +190,8 @@ def factors(found: ClassLayerFindings) -> Panel:
     some = heights[heights > 0]
     foot = float(some.min()) / 2 if len(some) else 1.0
     peak = float(heights.max()) * 2 if len(some) else 2.0
-    half = float(found.centres[1] / found.centres[0]) ** 0.5
-    edges = torch.cat([found.centres / half, found.centres[-1:] * half])
+    half = float(found.centers[1] / found.centers[0]) ** 0.5
+    edges = torch.cat([found.centers / half, found.centers[-1:] * half])
     curves = []
     for matrix, look in _FACTORS.items():
         values = found.densities[matrix].clamp(min=foot)
@@ -216,10 +216,10 @@ def moment(found: ClassLayerFindings, kind: str) -> Panel:
     if kind == "errors":
         parts.insert(1, ("class and cross part", values.class_and_cross, 2))
     curves = []
-    for label, each, colour in parts:
+    for label, each, color in parts:
         positive = each[each > ROUNDING * float(values.total[0])]
         if len(positive):
             shape: Kind = "line" if label == "all" else "points"
-            curves.append(Curve.of(label, None, positive, kind=shape, colour=colour))
+            curves.append(Curve.of(label, None, positive, kind=shape, color=color))
     shown = torch.cat([torch.tensor(curve.y) for curve in curves])
     return Panel(f"{title}: {kind}", "index", "eigenvalue", tuple(curves), yscale=scaling(shown))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from curvescope.catalogue.entry import Row
-from curvescope.catalogue.listing import entries
-from curvescope.catalogue.record import Record, load
 from curvescope.figures import style
 from curvescope.figures.draw import draw
 from curvescope.io import atomic, make_folder
+from curvescope.studies.entry import Row
+from curvescope.studies.listing import entries
+from curvescope.studies.record import Record, load
 
 
 def write(folder: Path, record: Record) -> Path:
@@ -92,11 +92,11 @@ def published(row: Row) -> str:
     return f"{value} ({span})" if value else span
 
 
-TITLE = "# The catalogue, and what is here of it"
+TITLE = "# The catalog, and what is here of it"
 
 
 def index(folder: Path) -> str:
-    """All entries of the catalogue, with what this folder holds of them, and the sums."""
+    """All entries of the catalog, with what this folder holds of them, and the sums."""
     lines = [
         TITLE,
         "",
@@ -136,7 +136,7 @@ def spent(record: Record) -> str:
     """How long it took, in words.
 
     >>> from dataclasses import replace
-    >>> from curvescope.catalogue.entry import Outcome
+    >>> from curvescope.studies.entry import Outcome
     >>> record = Record("p/e", "", "", "small", 0, 12.0, "", {}, Outcome(()))
     >>> spent(record), spent(replace(record, total=312.0, runs=3))
     ('12.0 s (last run)', '5.2 min in 3 runs')

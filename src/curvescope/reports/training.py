@@ -129,7 +129,7 @@ def curves(runs: Mapping[str, Sequence[Epoch]]) -> list[Chart]:
             ):
                 if (line := _line(epochs, key)) is not None:
                     label = label.removeprefix("this run, ")
-                    drawn.append(replace(line, label=label, colour=index, dash=dash))
+                    drawn.append(replace(line, label=label, color=index, dash=dash))
         if drawn:
             positive = all(min(curve.y) > 0 for curve in drawn)
             scale: Scaling = "log" if quantity == "loss" and positive else "linear"

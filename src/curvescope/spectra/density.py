@@ -124,7 +124,7 @@ def share_below(measure: Measure, x: Tensor) -> Tensor:
     At a node, the true distribution function of a probe lies between the sums of the weights up to
     it, without and with its own (Chebyshev–Markov–Stieltjes). A node that is an eigenvalue, with a
     residual below 1e-3 of the support, is a step. Any other stands for a stretch of the bulk: half
-    of its mass is spread evenly up to each neighbour, so that the curve passes between the bounds.
+    of its mass is spread evenly up to each neighbor, so that the curve passes between the bounds.
     """
     low, high = measure.support
     total = torch.zeros_like(x)
@@ -163,8 +163,8 @@ def _smooth(
     half = width * (0.5 + margin)
     sigma = half * 2 / (max(nodes.shape[1] - 1, 1) * math.sqrt(8 * math.log(kappa)))
     half = max(half, width / 2 + 5 * sigma)
-    centre = (low + high) / 2
-    grid = torch.linspace(centre - half, centre + half, points, dtype=torch.float64)
+    center = (low + high) / 2
+    grid = torch.linspace(center - half, center + half, points, dtype=torch.float64)
     cell = grid[1] - grid[0]
     edges = torch.cat([grid - cell / 2, grid[-1:] + cell / 2])
     samples, unseen = Samples((points,)), Samples((points,))
@@ -172,14 +172,14 @@ def _smooth(
         shares = torch.special.ndtr((edges[:, None] - t) / sigma).diff(dim=0)
         samples.add((shares @ w / cell)[None])
         unseen.add(
-            _neighbours(t, w, grid)[None] / (max(sigma, float(cell)) * math.sqrt(2 * math.pi))
+            _neighbors(t, w, grid)[None] / (max(sigma, float(cell)) * math.sqrt(2 * math.pi))
         )
     return Curve(
         grid, samples.mean, samples.stderr, outliers, float(sigma), len(nodes), unseen.mean
     )
 
 
-def _neighbours(t: Tensor, w: Tensor, grid: Tensor) -> Tensor:
+def _neighbors(t: Tensor, w: Tensor, grid: Tensor) -> Tensor:
     """The weight of the lighter of the two nodes around every point, ``[points]``."""
     t, order = t[w > 0].sort()
     w = w[w > 0][order]

@@ -47,7 +47,7 @@ class ChebyshevMoments:
         """
         points = _checks.positive_int("ChebyshevMoments.density", "points", points, minimum=2)
         low, high = self.support
-        centre, half = (low + high) / 2, (high - low) / 2
+        center, half = (low + high) / 2, (high - low) / 2
         # Inside the open interval: the weight 1/√(1 − t²) ends at ±1.
         t = torch.linspace(-1, 1, points + 2, dtype=torch.float64)[1:-1]
         count = self.moments.shape[1]
@@ -57,7 +57,7 @@ class ChebyshevMoments:
         samples = Samples((points,))
         samples.add(damped @ cosines / (math.pi * torch.sqrt(1 - t * t)) / half)
         empty = torch.empty(0, dtype=torch.float64)
-        grid = centre + half * t
+        grid = center + half * t
         width, probes = math.pi / count * half, len(self.moments)
         return Curve(grid, samples.mean, samples.stderr, empty, width, probes)
 
@@ -106,7 +106,7 @@ def kpm(
     pilot = spectral_measure(A, steps=32, generator=generator, checkpoint=pilot_path)
     low, high = pilot.support
     width = max(high - low, 1e-6 * max(abs(low), abs(high))) or 1.0
-    centre, half = (low + high) / 2, width * (0.5 + margin)
+    center, half = (low + high) / 2, width * (0.5 + margin)
     products = pilot.products
     now = probing.draw(A, probes, generator=generator) / A.shape[0] ** 0.5
     before, moments = torch.zeros_like(now), [dots(now, now)]
@@ -126,7 +126,7 @@ def kpm(
         while (
             len(moments) <= degree
         ):  # before, now = T_{j−1} v, T_j v, and 2j + 1 moments are known
-            image = (multiply(A, now) - centre * now) / half
+            image = (multiply(A, now) - center * now) / half
             products += probes
             following = image if len(moments) == 1 else 2 * image - before
             first = dots(now, following)
@@ -138,5 +138,5 @@ def kpm(
     require_finite(where, table)
     status = Status.INTERRUPTED if watch.interrupted else Status.DONE
     return ChebyshevMoments(
-        table, (centre - half, centre + half), products + watch.products, status
+        table, (center - half, center + half), products + watch.products, status
     )

@@ -5,7 +5,7 @@
 ``V: [n, m]`` is the basis, ``F: [n, p]`` holds the *pending* directions, which are known but not
 yet multiplied, and ``G: [p, m]`` couples them. A Ritz pair ``T y = θ y`` has the residual
 ``‖A V y − θ V y‖ = ‖G y‖``, at no product. With one start vector this is Lanczos with full
-re-orthogonalisation, with a block of them band or block Lanczos (Ruhe 1979), and replacing ``V`` by
+re-orthogonalization, with a block of them band or block Lanczos (Ruhe 1979), and replacing ``V`` by
 ``V Y`` for chosen Ritz vectors ``Y`` keeps the identity: that is thick restart (Wu and Simon 2000),
 the symmetric case of Krylov–Schur (Stewart 2001). A fresh random direction may become pending at
 any time, which is how a breakdown is survived and how repeated eigenvalues are found.
@@ -147,7 +147,7 @@ class Krylov:
     def _append(
         self, rows: Tensor, noise: float | None, foretold: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Orthonormalise ``rows`` against all rows and write what is left of them behind these.
+        """Orthonormalize ``rows`` against all rows and write what is left of them behind these.
 
         Returns the coefficients ``[used, b]`` in the old rows and ``[r, b]`` in the new ones, where
         ``r ≤ b`` is the rank above ``noise`` (None: rounding of a product).
@@ -185,7 +185,7 @@ class Krylov:
             self.matrix[[a, b]] = self.matrix[[b, a]]
             self.starts[:, [a, b]] = self.starts[:, [b, a]]
 
-    def favour(self, directions: Tensor) -> None:
+    def favor(self, directions: Tensor) -> None:
         """Turn the pending directions so that those which ``directions: [p, j]`` have most of lead.
 
         The residuals of Ritz vectors ``Y`` are ``F G Y``: the leading left singular vectors of

@@ -1,8 +1,8 @@
-"""Lanczos tridiagonalisation: one start vector, a block, or many side by side.
+"""Lanczos tridiagonalization: one start vector, a block, or many side by side.
 
     A Q_m = Q_m T_m + β_m q_{m+1} e_mᵀ,     T_m = tridiag(β, α, β)
 
-(Lanczos 1950; TR alg. 1 "SlowLanczos" with and alg. 2 "FastLanczos" without re-orthogonalisation).
+(Lanczos 1950; TR alg. 1 "SlowLanczos" with and alg. 2 "FastLanczos" without re-orthogonalization).
 The recurrence stays on the device: a breakdown, ``β ≤ 16 · eps · ‖T‖``, zeroes the next vector
 there, after which everything is zero, and the host finds out at the end (on the CPU: at once).
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tridiagonal:
-    """``T_m`` and, with re-orthogonalisation, the basis ``[n, m + 1]`` that ends in ``q_{m+1}``.
+    """``T_m`` and, with re-orthogonalization, the basis ``[n, m + 1]`` that ends in ``q_{m+1}``.
 
     ``betas[j]`` couples steps ``j`` and ``j + 1``; the last one is the residual ``β_m`` (0 after a
     breakdown, when the last column of the basis is missing).
@@ -71,13 +71,13 @@ def lanczos(
     steps: int,
     *,
     generator: torch.Generator | None = None,
-    reorthogonalise: bool = True,
+    reorthogonalize: bool = True,
     start: Tensor | None = None,
     **control: Unpack[Control],
 ) -> Tridiagonal:
     """``steps`` Lanczos steps from a random Gaussian or a given ``start`` vector ``[n]`` (SP-1).
 
-    With ``reorthogonalise`` every vector is made orthogonal to all before it, twice, and the basis
+    With ``reorthogonalize`` every vector is made orthogonal to all before it, twice, and the basis
     is part of the result: memory ``(steps + 1) · n``. Without, three vectors; then converged Ritz
     values come back as ghosts (TR C.5). More steps than the dimension, or than the invariant
     subspace of the start vector, end as a ``Status.BREAKDOWN`` with a shorter, exact ``T``.
@@ -104,8 +104,8 @@ def lanczos(
             )
             raise CurvescopeError(msg)
         rows = start[None]
-    run = Recurrence(A, rows, steps, reorthogonalise=reorthogonalise)
-    settings = {"reorthogonalise": reorthogonalise, "start vector": rows}
+    run = Recurrence(A, rows, steps, reorthogonalize=reorthogonalize)
+    settings = {"reorthogonalize": reorthogonalize, "start vector": rows}
     watch = Watch("lanczos", A, settings, run.state, **control)
     interrupted = run.run(watch)
     alphas, betas = run.coefficients(0)
@@ -126,7 +126,7 @@ def block_lanczos(
     start: Tensor | None = None,
     **control: Unpack[Control],
 ) -> BlockTridiagonal:
-    """``steps`` block Lanczos steps with full re-orthogonalisation: ``block`` columns a product.
+    """``steps`` block Lanczos steps with full re-orthogonalization: ``block`` columns a product.
 
     The projected matrix is block tridiagonal. Directions that become dependent are dropped, so that
     blocks may shrink, down to an invariant subspace (``Status.BREAKDOWN``). ``start`` is a block

@@ -38,7 +38,7 @@ def logdet(
     generator: torch.Generator,
     steps: int = 64,
     probes: int = 16,
-    reorthogonalise: bool = True,
+    reorthogonalize: bool = True,
     **control: Unpack[Control],
 ) -> Estimate[float]:
     """``log det(A + damping · I)`` of a positive semi-definite ``A`` (SP-7, spec K.12).
@@ -64,9 +64,9 @@ def logdet(
     probes = _checks.positive_int(where, "probes", probes)
     _checks.generator(where, generator)
     rows = probing.draw(A, probes, generator=generator)
-    run = Recurrence(A, rows, steps, reorthogonalise=reorthogonalise)
+    run = Recurrence(A, rows, steps, reorthogonalize=reorthogonalize)
     settings = {
-        "steps": steps, "probes": probes, "damping": damping, "reorthogonalise": reorthogonalise,
+        "steps": steps, "probes": probes, "damping": damping, "reorthogonalize": reorthogonalize,
         "start vectors": rows,
     }  # fmt: skip
     watch = Watch("logdet", A, settings, run.state, **control)
@@ -116,7 +116,7 @@ def radau(alphas: Tensor, betas: Tensor, end: float) -> tuple[Tensor, Tensor]:
     """Coefficients of the ``m + 1`` point rule with a node at ``end``, at or below all others.
 
     The added diagonal entry is ``end + β_m² e_mᵀ (T − end I)⁻¹ e_m`` (Golub 1973), computed by the
-    last pivot of an ``L D Lᵀ`` factorisation.
+    last pivot of an ``L D Lᵀ`` factorization.
 
     >>> a, b = radau(torch.zeros(1).double(), torch.ones(1).double(), -2.0)
     >>> round(float(quadrature(a, b)[0][0]), 9)

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from curvescope.spectra.control import Control
 
 _MEMORY = 2 << 30
-"""Bytes up to which ``reorthogonalise="auto"`` keeps a basis."""
-_NORMALISATION_STEPS = 32
+"""Bytes up to which ``reorthogonalize="auto"`` keeps a basis."""
+_NORMALIZATION_STEPS = 32
 """``M0`` of TR alg. 4 (sec. D.2)."""
 
 
@@ -106,7 +106,7 @@ def spectral_measure(
     steps: int = 128,
     probes: int = 1,
     deflate: int | EigenPairs = 0,
-    reorthogonalise: bool | str = "auto",
+    reorthogonalize: bool | str = "auto",
     kind: str = "gaussian",
     **control: Unpack[Control],
 ) -> SpectralMeasure:
@@ -115,7 +115,7 @@ def spectral_measure(
     All probes advance together, ``probes`` columns a product. ``deflate=C`` first takes the ``C``
     largest eigenpairs out exactly (or those given) and samples the rest of the space: resolution
     then goes to the bulk (TR fig. 17); ctrl-C during that first part is raised in any case.
-    ``reorthogonalise="auto"`` does so while the basis, ``probes · steps · n`` numbers, fits in
+    ``reorthogonalize="auto"`` does so while the basis, ``probes · steps · n`` numbers, fits in
     2 GiB; the papers' FastLanczos is ``False``.
 
     Cost: ``steps · probes`` products (plus those of the eigenpairs); memory as for
@@ -135,17 +135,17 @@ def spectral_measure(
     began = generator.get_state()
     pairs = _outliers(where, A, deflate, generator, control)
     rows = probing.draw(A, probes, kind=kind, generator=generator)
-    if reorthogonalise == "auto":
-        reorthogonalise = rows.numel() * rows.element_size() * (steps + 1) <= _MEMORY
+    if reorthogonalize == "auto":
+        reorthogonalize = rows.numel() * rows.element_size() * (steps + 1) <= _MEMORY
     run = Recurrence(
         A,
         rows,
         steps,
-        reorthogonalise=bool(reorthogonalise),
+        reorthogonalize=bool(reorthogonalize),
         outside=None if pairs is None else pairs.vectors,
     )
     settings = {
-        "steps": steps, "probes": probes, "kind": kind, "reorthogonalise": reorthogonalise,
+        "steps": steps, "probes": probes, "kind": kind, "reorthogonalize": reorthogonalize,
         "deflate": deflate if pairs is not deflate else (pairs.values, pairs.vectors),
         "generator": began,
     }  # fmt: skip
@@ -225,7 +225,7 @@ def _residuals(alphas: Tensor, betas: Tensor) -> Tensor:
 
 def _enclosure(alphas: Tensor, betas: Tensor) -> tuple[float, float]:
     """Ritz values and, after ``M0`` steps, the outermost ones widened by their residuals."""
-    m = min(len(alphas), _NORMALISATION_STEPS)
+    m = min(len(alphas), _NORMALIZATION_STEPS)
     early, late = quadrature(alphas[:m], betas[:m])[0], quadrature(alphas, betas)[0]
     reach = _residuals(alphas[:m], betas[:m])
     low, high = early[0] - reach[0], early[-1] + reach[-1]

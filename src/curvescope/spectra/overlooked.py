@@ -24,7 +24,7 @@ def hidden(krylov: Krylov, points: list[float]) -> float:
     ``{M b : bᵀ N b ≤ 1}`` with ``M = Sᵀ (λ − T)⁻¹ Gᵀ + S_Fᵀ`` and ``N = I + G (λ − T)⁻² Gᵀ``. It
     reaches ``r_j`` along start vector ``j``, which a normal number keeps to with a probability of
     at most ``r_j √(2/π)``; for several start vectors, the product of their probabilities is at
-    most ``p`` with the probability ``Q(q, −log p)`` (the regularised incomplete gamma function).
+    most ``p`` with the probability ``Q(q, −log p)`` (the regularized incomplete gamma function).
     Several points count by their sum, and directions that were dropped from the decomposition add
     to the reach. With a single start vector, ``r²`` is ``n`` times the Christoffel function of its
     spectral measure (:func:`christoffel`). 1 without start vectors.

@@ -77,9 +77,9 @@ def _without_ghosts(nodes: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     first[1:] = nodes.diff() > 1e-8 * nodes.abs().max()
     group = torch.cumsum(first, 0) - 1
     mass = torch.zeros(int(group[-1]) + 1, dtype=weights.dtype).index_add_(0, group, weights)
-    centre = torch.zeros_like(mass).index_add_(0, group, weights * nodes)
+    center = torch.zeros_like(mass).index_add_(0, group, weights * nodes)
     real = mass > 1e-12
-    return centre[real] / mass[real], mass[real]
+    return center[real] / mass[real], mass[real]
 
 
 def neuron_rank_bound(neurons: Sequence[int], inputs: int, classes: int) -> int:

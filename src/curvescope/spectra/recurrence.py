@@ -20,7 +20,7 @@ class Recurrence:
 
     With ``outside: [n, c]`` (orthonormal columns) the operator is ``P A P``, ``P`` the projection
     on what is orthogonal to them. Memory: ``p · (steps + 1) · n`` numbers with
-    re-orthogonalisation, ``3 · p · n`` without.
+    re-orthogonalization, ``3 · p · n`` without.
     """
 
     def __init__(
@@ -29,13 +29,13 @@ class Recurrence:
         rows: Tensor,
         steps: int,
         *,
-        reorthogonalise: bool,
+        reorthogonalize: bool,
         outside: Tensor | None = None,
     ) -> None:
         (p, n), device = rows.shape, A.device
-        # In exact arithmetic a recurrence ends after n steps; without re-orthogonalisation it
+        # In exact arithmetic a recurrence ends after n steps; without re-orthogonalization it
         # goes on and repeats itself (ghosts), so only the basis bounds the steps.
-        self.steps = min(steps, n) if reorthogonalise else steps
+        self.steps = min(steps, n) if reorthogonalize else steps
         self.operator, self.outside, self.probes = A, outside, p
         rows = self._project(rows)
         norms = lengths(rows)[:, None].clamp(min=torch.finfo(rows.dtype).tiny)
@@ -45,7 +45,7 @@ class Recurrence:
         self._betas = torch.zeros_like(self._alphas)
         self._scale = torch.zeros(p, dtype=torch.float64, device=device)
         self.basis: Tensor | None = None
-        if reorthogonalise:
+        if reorthogonalize:
             self.basis = torch.empty(p, self.steps + 1, n, dtype=A.dtype, device=device)
             self.basis[:, 0] = self._now
         self.done = self.products = 0

@@ -119,7 +119,7 @@ class Search:
         if self.passed < self.k:
             # A product adds one dimension, so that many failing pairs need about as many of them.
             self._wait = max(1, (self.k - self.passed) // 2)
-            self.krylov.favour(self.krylov.coupling @ ritz.vectors[:, ritz.failing])
+            self.krylov.favor(self.krylov.coupling @ ritz.vectors[:, ritz.failing])
         elif self._overlook < 1 and self._may_hide():
             self._wait = 1
         elif self._examined and self._may_be_inside():

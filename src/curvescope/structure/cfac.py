@@ -22,15 +22,15 @@ from torch import Tensor
 
 from curvescope._checks import AnyFloat
 from curvescope._state import full_precision
-from curvescope.linearisation.layers import linear_layers, record_layers
-from curvescope.linearisation.outputs import LossHessian
-from curvescope.linearisation.roots import root
-from curvescope.linearisation.samples import pieces
 from curvescope.operators.algebra import Sum
 from curvescope.operators.base import LinearOperator
 from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.operators.kronecker import KroneckerOperator
 from curvescope.problem import Problem
+from curvescope.record.layers import linear_layers, record_layers
+from curvescope.record.outputs import LossHessian
+from curvescope.record.roots import root
+from curvescope.record.samples import pieces
 from curvescope.spectra.eigenpairs import eigenpairs
 from curvescope.spectra.exact import ExactSpectrum, exact_spectrum, log_distance
 from curvescope.spectra.measure import SpectralMeasure, spectral_measure

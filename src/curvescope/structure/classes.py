@@ -29,14 +29,14 @@ from torch import Tensor
 
 from curvescope._checks import CurvescopeError, MemoryLimitError
 from curvescope._state import full_precision
-from curvescope.linearisation import memory, samples
-from curvescope.linearisation.extended import extended, merge, scatter
 from curvescope.operators.base import LinearOperator
 from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.operators.simple import LowRank
 from curvescope.problem import Problem
 from curvescope.problem.batches import Batch
 from curvescope.problem.losses import Classes
+from curvescope.record import memory, samples
+from curvescope.record.extended import extended, merge, scatter
 from curvescope.spectra.exact import exact_spectrum
 
 PARTS = ("class", "cross", "diagonal", "between")

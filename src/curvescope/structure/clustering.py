@@ -9,9 +9,9 @@ from torch import Tensor
 
 from curvescope import _checks
 from curvescope._checks import CurvescopeError
-from curvescope.linearisation.layers import Capture, capture, check_samples, linear_layers
 from curvescope.problem.batches import Batch
 from curvescope.problem.problem import Problem
+from curvescope.record.layers import Capture, capture, check_samples, linear_layers
 
 
 @dataclass(frozen=True)
@@ -19,41 +19,41 @@ class Clusters:
     """Mean logit gradients ``Δ_{i,j}`` for class ``i`` and logit ``j``.
 
     ``points: [c, c, r]`` are their coordinates in an orthonormal basis of their common span, which
-    keeps all distances. ``logit_share`` is the part of their variance that the logit centres
-    explain, ``class_share`` that of the class centres: near 1 where the points cluster so.
+    keeps all distances. ``logit_share`` is the part of their variance that the logit centers
+    explain, ``class_share`` that of the class centers: near 1 where the points cluster so.
     """
 
     points: Tensor
     present: Tensor  # [c]: whether the class has samples
 
     @property
-    def logit_centres(self) -> Tensor:
+    def logit_centers(self) -> Tensor:
         """The mean over classes, ``[c, r]``, one for each logit."""
         return self.points[self.present].mean(0)
 
     @property
-    def class_centres(self) -> Tensor:
+    def class_centers(self) -> Tensor:
         """The mean over logits, ``[c, r]``, one for each class; zero for one without samples."""
         return self.points.mean(1)
 
     @property
     def logit_share(self) -> float:
         """Between-logit variance over total variance."""
-        return self._share(self.logit_centres[None].expand_as(self.points))
+        return self._share(self.logit_centers[None].expand_as(self.points))
 
     @property
     def class_share(self) -> float:
         """Between-class variance over total variance."""
-        return self._share(self.class_centres[:, None].expand_as(self.points))
+        return self._share(self.class_centers[:, None].expand_as(self.points))
 
-    def _share(self, centres: Tensor) -> float:
-        points, centres = (
+    def _share(self, centers: Tensor) -> float:
+        points, centers = (
             self.points[self.present].flatten(0, 1),
-            centres[self.present].flatten(0, 1),
+            centers[self.present].flatten(0, 1),
         )
         middle = points.mean(0)
         total = (points - middle).square().sum()
-        return float((centres - middle).square().sum() / total) if total > 0 else 0.0
+        return float((centers - middle).square().sum() / total) if total > 0 else 0.0
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class LogitClusters:
 def logit_clusters(problem: Problem, layer: str) -> LogitClusters:
     """``Δ_{i,j} = E[(Q ∂z/∂w)_j | y = i]`` and ``Γ_{i,j} = E[(Q ∂z/∂z^(p))_j | y = i]``.
 
-    ``Q = diag(√p)(I − 1 pᵀ)`` (DH eq. 28). At initialisation the points cluster by logit, at a
+    ``Q = diag(√p)(I − 1 pᵀ)`` (DH eq. 28). At initialization the points cluster by logit, at a
     minimum they may cluster by class.
 
     Cost: a forward and ``c`` backward passes without parameter gradients, and ``c`` weight
@@ -149,20 +149,20 @@ def _clusters(points: Tensor, present: Tensor) -> Clusters:
 
 @dataclass(frozen=True)
 class Embedding:
-    """Two coordinates for every point and centre (DH fig. 20, 21)."""
+    """Two coordinates for every point and center (DH fig. 20, 21)."""
 
     points: Tensor  # [c, c, 2]
-    logit_centres: Tensor  # [c, 2]
-    class_centres: Tensor  # [c, 2]
+    logit_centers: Tensor  # [c, 2]
+    class_centers: Tensor  # [c, 2]
 
 
 def tsne(clusters: Clusters, *, generator: torch.Generator, perplexity: float = 10.0) -> Embedding:
-    """A t-SNE picture of the points and their centres (van der Maaten and Hinton 2008).
+    """A t-SNE picture of the points and their centers (van der Maaten and Hinton 2008).
 
     Args:
         clusters: one of the two parts of :func:`logit_clusters`.
         generator: the source of scikit-learn's random start.
-        perplexity: the effective number of neighbours, below the number of points.
+        perplexity: the effective number of neighbors, below the number of points.
 
     Raises:
         CurvescopeError: when scikit-learn is not installed, or there are too few points.
@@ -175,7 +175,7 @@ def tsne(clusters: Clusters, *, generator: torch.Generator, perplexity: float = 
         raise CurvescopeError(msg) from error
     c = clusters.points.shape[0]
     all_ = torch.cat(
-        [clusters.points.flatten(0, 1), clusters.logit_centres, clusters.class_centres]
+        [clusters.points.flatten(0, 1), clusters.logit_centers, clusters.class_centers]
     )
     if not 0 < perplexity < len(all_):
         msg = f"tsne: perplexity must lie between 0 and the {len(all_)} points, got {perplexity}"

@@ -16,7 +16,7 @@ from curvescope._checks import CurvescopeError
 from curvescope.operators.algebra import HasEigenPairs
 
 
-def matricise(vectors: Tensor | HasEigenPairs, outputs: int) -> Tensor:
+def matricize(vectors: Tensor | HasEigenPairs, outputs: int) -> Tensor:
     """``Mat(h)`` of each column: ``[m·n, k]`` to ``[k, m, n]``, row-major (DH def. 4.2).
 
     The paper's formula indexes ``(i−1)m + j``; the order that matches ``M ⊗ x xᵀ``, and a weight
@@ -26,16 +26,16 @@ def matricise(vectors: Tensor | HasEigenPairs, outputs: int) -> Tensor:
         vectors: columns over one layer's *weight* (``H.block("fc1.weight")``).
         outputs: ``m``, the number of output neurons or channels.
 
-    >>> matricise(torch.arange(6.0)[:, None], 2)[0]
+    >>> matricize(torch.arange(6.0)[:, None], 2)[0]
     tensor([[0., 1., 2.],
             [3., 4., 5.]])
     """
     columns = vectors if isinstance(vectors, Tensor) else vectors.vectors
     columns = columns[:, None] if columns.ndim == 1 else columns
-    outputs = _checks.positive_int("matricise", "outputs", outputs)
+    outputs = _checks.positive_int("matricize", "outputs", outputs)
     if columns.ndim != 2 or columns.shape[0] % outputs:
         msg = (
-            f"matricise(vectors, outputs={outputs}): the columns must have m·n entries, got "
+            f"matricize(vectors, outputs={outputs}): the columns must have m·n entries, got "
             f"{list(columns.shape)}; take the block of the weight alone, without the bias"
         )
         raise CurvescopeError(msg)
@@ -44,7 +44,7 @@ def matricise(vectors: Tensor | HasEigenPairs, outputs: int) -> Tensor:
 
 @dataclass(frozen=True)
 class SingularStructure:
-    """Singular values of matricised eigenvectors (DH fig. 1b, 6, 22).
+    """Singular values of matricized eigenvectors (DH fig. 1b, 6, 22).
 
     ``values: [k, r]`` are the largest ``r`` of each, ``ratio: [k]`` is ``‖Mat(h)‖ / ‖Mat(h)‖_F``:
     1 for rank one, ``1/√min(m, n)`` at the least.
@@ -64,7 +64,7 @@ def singular_structure(
     tensor([1.])
     """
     keep = _checks.positive_int("singular_structure", "keep", keep)
-    matrices = matricise(vectors, outputs)
+    matrices = matricize(vectors, outputs)
     values = torch.linalg.svdvals(matrices)
     norms = torch.linalg.vector_norm(values, dim=1).clamp_min(torch.finfo(values.dtype).tiny)
     return SingularStructure(values[:, :keep], values[:, 0] / norms)
@@ -108,7 +108,7 @@ def correspondence(vectors: Tensor | HasEigenPairs, basis: Tensor, *, side: str)
         )
         raise CurvescopeError(msg)
     other = columns.shape[0] // basis.shape[0]
-    matrices = matricise(columns, other if side == "input" else basis.shape[0])
+    matrices = matricize(columns, other if side == "input" else basis.shape[0])
     pattern = "kmn,nr->rkm" if side == "input" else "kmn,mr->rkn"
     parts = torch.einsum(pattern, matrices, basis.to(matrices))
     return Correspondence(parts.square().sum(-1), side)

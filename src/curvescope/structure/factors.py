@@ -16,23 +16,23 @@ from torch import Tensor
 
 from curvescope import _checks
 from curvescope._checks import CurvescopeError, Inapplicable
-from curvescope.linearisation import memory
-from curvescope.linearisation.layers import (
+from curvescope.operators.kronecker import KroneckerOperator
+from curvescope.problem.batches import Batch
+from curvescope.problem.losses import LossAt
+from curvescope.problem.problem import Problem
+from curvescope.record import memory
+from curvescope.record.layers import (
     Capture,
     capture,
     check_samples,
     first_samples,
     linear_layers,
 )
-from curvescope.linearisation.moments import LayerMoments
-from curvescope.linearisation.outputs import LossHessian
-from curvescope.linearisation.patches import matrix_shape
-from curvescope.linearisation.roots import root
-from curvescope.linearisation.samples import pieces
-from curvescope.operators.kronecker import KroneckerOperator
-from curvescope.problem.batches import Batch
-from curvescope.problem.losses import LossAt
-from curvescope.problem.problem import Problem
+from curvescope.record.moments import LayerMoments
+from curvescope.record.outputs import LossHessian
+from curvescope.record.patches import matrix_shape
+from curvescope.record.roots import root
+from curvescope.record.samples import pieces
 
 CACHE = 16 << 20  # bytes of inputs and outputs of the layers that are worked on at a time
 
@@ -65,7 +65,7 @@ class KroneckerFactors:
 
     @property
     def mean_direction(self) -> Tensor:
-        """``Ê[x]: [n]``, normalised; the first left singular vector of ``E[X]`` (DH E.1)."""
+        """``Ê[x]: [n]``, normalized; the first left singular vector of ``E[X]`` (DH E.1)."""
         if self.mean_input.ndim == 1:
             norm = self.mean_input.norm()
             return self.mean_input / norm if norm > 0 else self.mean_input

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from curvescope import _checks
 from curvescope._checks import CurvescopeError
-from curvescope.linearisation.layers import Capture, capture, check_samples, linear_layers
-from curvescope.linearisation.moments import add_gram, mirror
-from curvescope.linearisation.outputs import LossHessian
-from curvescope.linearisation.patches import Layer, matrix_shape
-from curvescope.linearisation.roots import root
 from curvescope.problem.problem import Problem
+from curvescope.record.layers import Capture, capture, check_samples, linear_layers
+from curvescope.record.moments import add_gram, mirror
+from curvescope.record.outputs import LossHessian
+from curvescope.record.patches import Layer, matrix_shape
+from curvescope.record.roots import root
 
 
 @dataclass(frozen=True)

@@ -33,13 +33,13 @@ from torch import Tensor
 
 from curvescope import _checks
 from curvescope._checks import CurvescopeError
-from curvescope.linearisation.extended import class_directions
 from curvescope.operators.algebra import knockout
 from curvescope.operators.base import LinearOperator
 from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.operators.gram import GramForm
 from curvescope.operators.hessian import Hessian
 from curvescope.problem import Problem
+from curvescope.record.extended import class_directions
 from curvescope.spectra.exact import ExactSpectrum, exact_spectrum
 from curvescope.spectra.measure import SpectralMeasure, spectral_measure
 from curvescope.structure.classes import class_structure

@@ -27,12 +27,12 @@ from torch import Tensor
 from curvescope import _checks
 from curvescope._checks import CurvescopeError, Inapplicable
 from curvescope._state import full_precision
-from curvescope.linearisation import memory, samples
-from curvescope.linearisation.extended import extended
-from curvescope.linearisation.layers import linear_layers, record_layers
-from curvescope.linearisation.patches import Layer
 from curvescope.problem import Problem
 from curvescope.problem.losses import Classes
+from curvescope.record import memory, samples
+from curvescope.record.extended import extended
+from curvescope.record.layers import linear_layers, record_layers
+from curvescope.record.patches import Layer
 from curvescope.structure.moments import LayerMoments
 
 _CHUNK = 256 << 20  # bytes of inputs and errors recorded at a time
@@ -205,8 +205,8 @@ def _features(moments: LayerMoments) -> MomentStatistics:
     shares, means = moments.class_shares, moments.feature_means
     rows = shares.sqrt()[:, None] * means
     none = rows[:0]
-    centre = shares @ means
-    return _statistics(moments.second_features, rows, none, none, float(centre.square().sum()))
+    center = shares @ means
+    return _statistics(moments.second_features, rows, none, none, float(center.square().sum()))
 
 
 def _errors(moments: LayerMoments) -> MomentStatistics:
@@ -218,18 +218,18 @@ def _errors(moments: LayerMoments) -> MomentStatistics:
     shares = torch.softmax(others, 1).nan_to_num(0.0)
     class_means = torch.einsum("cd,cdm->cm", shares, means)
     deviations = (means - class_means[:, None])[~eye]
-    centre = torch.softmax(log_c, 0) @ class_means
+    center = torch.softmax(log_c, 0) @ class_means
     return _statistics(
         moments.second_errors,
         torch.exp(0.5 * log_c)[:, None] * class_means,
         torch.exp(0.5 * logs[~eye])[:, None] * deviations,
         torch.exp(0.5 * logs.diagonal())[:, None] * means.diagonal(dim1=0, dim2=1).T,
-        float(log_c.exp().sum() * centre.square().sum()),
+        float(log_c.exp().sum() * center.square().sum()),
     )
 
 
 def _statistics(
-    total: Tensor, class_: Tensor, cross: Tensor, diagonal: Tensor, centre: float
+    total: Tensor, class_: Tensor, cross: Tensor, diagonal: Tensor, center: float
 ) -> MomentStatistics:
     """Spectra of ``total`` and of its parts ``Σ r rᵀ``, each given by rows ``r``."""
     both = torch.cat([class_, cross])
@@ -242,7 +242,7 @@ def _statistics(
         within=_spectrum(total - between.T @ between),
         without_class=_spectrum(_without(total, class_)),
         without_cross=_spectrum(_without(total, both)),
-        global_=centre,
+        global_=center,
     )
 
 

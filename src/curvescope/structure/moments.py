@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from curvescope.linearisation.extended import merge
-from curvescope.linearisation.layers import LayerRecord
 from curvescope.problem.losses import Classes
+from curvescope.record.extended import merge
+from curvescope.record.layers import LayerRecord
 
 
 class LayerMoments:

@@ -21,7 +21,7 @@ no eigenvalue and ``W = Xᵀ (K − μ)⁻¹ X``,
     #{λ(G ⫽ part) > μ} = #{λ(K) > μ} − r' + #{eigenvalues of −(I + μ W) that are positive},
 
 the latter with ``X`` cut down to the ``r'`` directions on which ``K`` does not vanish: both are
-Schur complements of bordered matrices. One factorisation of ``K − μ`` serves all eight knockouts.
+Schur complements of bordered matrices. One factorization of ``K − μ`` serves all eight knockouts.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from torch import Tensor
 
 from curvescope import _checks
 from curvescope._checks import CurvescopeError
-from curvescope.linearisation.extended import class_directions
 from curvescope.operators.algebra import Projected
 from curvescope.operators.base import LinearOperator
 from curvescope.operators.gram import GramForm
 from curvescope.operators.simple import Dense, LowRank
 from curvescope.problem import Problem
+from curvescope.record.extended import class_directions
 from curvescope.structure.classes import ClassStructure, class_structure
 from curvescope.structure.knockouts import HOW, ClassDual, dual_of_form, projected, spanned
 from curvescope.structure.outlier_search import above_edge, bulk_edge, leading, span
@@ -97,7 +97,7 @@ def attribute_outliers(
     """Count the outliers of ``G`` and say which part makes each (CC-7).
 
     Exact through the Gram matrix in float64 while it has at most ``limit`` rows (``N·C``): its
-    eigenvectors, the largest eigenvalue of one knockout and one factorisation for the others. With
+    eigenvectors, the largest eigenvalue of one knockout and one factorization for the others. With
     a ``generator``, a search finds the leading eigenvectors of a Gram matrix of more than 1024
     rows, which is several times faster than all of them. Beyond ``limit`` the outliers are found by
     ``eigenpairs`` of ``G`` itself, with the same rule; ``generator`` is then needed.

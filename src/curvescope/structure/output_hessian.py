@@ -1,6 +1,6 @@
 """What the output Hessian ``E[M]`` of a layer should look like (KR-6; DH 4.4, F.1, App. H).
 
-For a ReLU network at random initialisation each gate is open half of the time, which leaves of
+For a ReLU network at random initialization each gate is open half of the time, which leaves of
 ``M = Gᵀ A G`` on average ``4^{−(L−p)} Sᵀ A S`` with the product ``S`` of the later weights. ``A``
 has the all-one vector in its null space, so the top eigenspace has ``c − 1`` dimensions and is
 spanned by the differences of rows of ``S``.
@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from curvescope import _checks
 from curvescope._checks import CurvescopeError
 from curvescope._random import gaussian
-from curvescope.linearisation.layers import linear_layers
 from curvescope.operators.base import LinearOperator
 from curvescope.problem.problem import Problem
+from curvescope.record.layers import linear_layers
 from curvescope.spectra.eigenpairs import eigenpairs
 from curvescope.structure.factors import KroneckerFactors
 from curvescope.structure.overlap import overlap
@@ -60,8 +60,8 @@ def class_subspace(later: Sequence[Tensor], classes: int) -> Tensor:
     """
     classes = _checks.positive_int("class_subspace", "classes", classes, minimum=2)
     S = _later_product(later, classes)
-    centred = S - S.mean(0)  # rows Sᵀ(e_i − 1/c) span Sᵀ a for a ⊥ 1
-    u, s, _ = torch.linalg.svd(centred.T, full_matrices=False)
+    centered = S - S.mean(0)  # rows Sᵀ(e_i − 1/c) span Sᵀ a for a ⊥ 1
+    u, s, _ = torch.linalg.svd(centered.T, full_matrices=False)
     rank = int((s > len(s) * torch.finfo(s.dtype).eps * s[0]).sum())
     return u[:, : min(rank, classes - 1)]
 

@@ -49,7 +49,7 @@ def _columns(X: Tensor | HasEigenPairs, name: str) -> Tensor:
     if not error <= slack:
         msg = (
             f"overlap({name}): the columns must be orthonormal, their inner products are off by "
-            f"{error:.2g}; orthonormalise them with torch.linalg.qr"
+            f"{error:.2g}; orthonormalize them with torch.linalg.qr"
         )
         raise CurvescopeError(msg)
     return vectors

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from curvescope.linearisation.extended import class_directions, extended
 from curvescope.operators.gram import GramForm
 from curvescope.problem.losses import Classes
+from curvescope.record.extended import class_directions, extended
 from curvescope.structure.classes import ClassStructure
 
 

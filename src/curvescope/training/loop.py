@@ -78,7 +78,7 @@ def train(
         folder: Where the run is kept; made if need be.
         resume: Continue an unfinished run in ``folder``; one that is not there is begun.
         penalty: A term to add to the loss of each batch, ``penalty(model, X, y)``, such as
-            :class:`curvescope.TraceRegulariser`. If it has a method ``objective``, that gives the
+            :class:`curvescope.TraceRegularizer`. If it has a method ``objective``, that gives the
             outputs of the model as well, from one pass. If it draws random numbers, a resumed run
             draws the same ones when it has a method ``tensors(device)``, whose tensors are kept
             with the state, or ``reseed(seed)``, which is called before each epoch. A folder
@@ -122,7 +122,7 @@ def train_many(
 
     Each run is the same as by :func:`train`. Small networks use a small part of a GPU; captured as
     branches of one CUDA graph, several take hardly longer than one. Recipes may differ in
-    everything but epochs and batch size: seeds, learning rates, optimisers.
+    everything but epochs and batch size: seeds, learning rates, optimizers.
 
     Args:
         models: The networks, on one device; the same or different ones.
@@ -208,7 +208,7 @@ def _check(
     for model in models:
         for name, parameter in model.named_parameters():
             if not bool(parameter.isfinite().all()):
-                msg = f"{where}: {name} contains NaN or infinity; initialise the model anew"
+                msg = f"{where}: {name} contains NaN or infinity; initialize the model anew"
                 raise CurvescopeError(msg)
     return homes.pop()
 

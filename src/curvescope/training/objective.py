@@ -1,4 +1,4 @@
-"""What training minimises, how it counts right answers, and how it looks at data."""
+"""What training minimizes, how it counts right answers, and how it looks at data."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Recipe:
     checkpoints: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        """Normalise and check every field."""
+        """Normalize and check every field."""
         where = "Recipe"
         for name, least in (("seed", 0), ("epochs", 1), ("batch_size", 1)):
             self._set(name, _checks.positive_int(where, name, getattr(self, name), least))

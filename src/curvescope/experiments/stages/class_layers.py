@@ -43,7 +43,7 @@ class ClassLayerFindings:
     errors: dict[str, Misalignment]  # "KFAC", "CFAC"
     class_cosine: AnyFloat  # mean over classes
     cross_cosine: AnyFloat  # mean over pairs of different classes
-    centres: Tensor  # [bins], eigenvalues
+    centers: Tensor  # [bins], eigenvalues
     densities: dict[str, Tensor]  # "G", "KFAC", "CFAC" -> share of eigenvalues per decade
     floor: float  # where the bins begin
     below: dict[str, float]  # the share of eigenvalues below them: zero, or not to be told from it
@@ -64,7 +64,7 @@ def compute(context: Context, layer: str) -> Outcome[Finding[ClassLayerFindings]
         )[layer]
     except Inapplicable as error:
         return Outcome(Finding(layer, None, str(error)))
-    centres, densities, below = _densities(approximation)
+    centers, densities, below = _densities(approximation)
     off = ~torch.eye(approximation.classes, dtype=torch.bool)
     findings = ClassLayerFindings(
         name=layer,
@@ -73,9 +73,9 @@ def compute(context: Context, layer: str) -> Outcome[Finding[ClassLayerFindings]
         errors={"KFAC": approximation.kfac_error, "CFAC": approximation.cfac_error},
         class_cosine=float(approximation.class_cosines.nanmean()),  # classes without examples: NaN
         cross_cosine=float(approximation.cross_cosines[off].nanmean()),
-        centres=centres,
+        centers=centers,
         densities=densities,
-        floor=float(centres[0] ** 1.5 / centres[1] ** 0.5),
+        floor=float(centers[0] ** 1.5 / centers[1] ** 0.5),
         below=below,
         sampled=_sampled(approximation),
     )
@@ -106,7 +106,7 @@ def _sampled(approximation: LayerApproximation) -> tuple[str, ...]:
 def _densities(
     approximation: LayerApproximation,
 ) -> tuple[Tensor, dict[str, Tensor], dict[str, float]]:
-    """Centres of bins over ``log₁₀ λ``, the three spectra in them, and the share of each below.
+    """Centers of bins over ``log₁₀ λ``, the three spectra in them, and the share of each below.
 
     Known eigenvalues are counted in bins. A Lanczos quadrature has a few nodes instead, which are
     widened as in any density: in bins they would look like eigenvalues.

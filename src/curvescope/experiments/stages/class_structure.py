@@ -11,8 +11,8 @@ from curvescope._checks import Inapplicable
 from curvescope.experiments.checks import Check
 from curvescope.experiments.stages.context import Context
 from curvescope.experiments.store import Finding, Outcome
-from curvescope.linearisation.extended import class_directions
 from curvescope.operators.gram import GramForm
+from curvescope.record.extended import class_directions
 from curvescope.spectra.exact import ExactSpectrum
 from curvescope.structure.knockouts import class_dual
 from curvescope.structure.outliers import Attribution, attribute_outliers, outliers_of

@@ -12,8 +12,8 @@ from curvescope._checks import AnyFloat
 from curvescope.experiments.checks import Check
 from curvescope.experiments.stages.context import Context
 from curvescope.experiments.store import Outcome
+from curvescope.flatness.scores import scores, weight_norms
 from curvescope.problem import Problem
-from curvescope.sharpness.scores import scores, weight_norms
 
 _STEPS = 4
 """Lengths over which the slope of the loss is measured."""

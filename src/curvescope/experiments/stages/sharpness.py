@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from curvescope.experiments.stages.context import Context
 from curvescope.experiments.store import Outcome, RunDirectory
+from curvescope.flatness.report import SharpnessReport, has_batch_statistics
+from curvescope.flatness.report import sharpness as measure
+from curvescope.flatness.scores import on_other_data
 from curvescope.problem import Problem
-from curvescope.sharpness.report import SharpnessReport, has_batch_statistics
-from curvescope.sharpness.report import sharpness as measure
-from curvescope.sharpness.scores import on_other_data
 
 NAME = "sharpness"
 

@@ -12,8 +12,8 @@ from curvescope.experiments.stages.context import Context
 from curvescope.experiments.stages.spectra import Spectrum
 from curvescope.experiments.stages.spectrum_checks import power_sum
 from curvescope.experiments.store import Finding, Outcome, RunDirectory
-from curvescope.sharpness.measures import CurvatureMeasures
-from curvescope.sharpness.report import SharpnessReport
+from curvescope.flatness.measures import CurvatureMeasures
+from curvescope.flatness.report import SharpnessReport
 
 
 def compute(context: Context) -> Outcome[known.Summary]:

@@ -35,7 +35,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Classes:
-    """What a loss would say about every class, term by term; see ``linearisation.extended``.
+    """What a loss would say about every class, term by term; see ``linearization.extended``.
 
     Probabilities are kept as logarithms in float64: they may underflow, their ratios within a
     class must not. An ignored term has the label −1 and the probability 0 for every class.

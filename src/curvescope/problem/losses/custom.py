@@ -95,7 +95,7 @@ class Custom(Loss):
     def probe(self, output: Tensor, target: Any) -> OutputRoot:
         """See :class:`Loss`: no root is known."""
         msg = (
-            f"TraceRegulariser(kind='ggn'): the loss {self.name!r} has no known root of its output "
+            f"TraceRegularizer(kind='ggn'): the loss {self.name!r} has no known root of its output "
             "Hessian; use one that the library knows, such as 'cross_entropy', or kind='hessian'"
         )
         raise CurvescopeError(msg)

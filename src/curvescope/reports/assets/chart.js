@@ -167,8 +167,8 @@ class Chart {
   }
 
   zoom(factor) {
-    const [a, b] = this.view.look, centre = (a + b) / 2, half = ((b - a) / 2) * factor;
-    this.look([centre - half, centre + half]);
+    const [a, b] = this.view.look, center = (a + b) / 2, half = ((b - a) / 2) * factor;
+    this.look([center - half, center + half]);
   }
 
   pan(share) { const [a, b] = this.view.look, d = share * (b - a); this.look([a + d, b + d]); }

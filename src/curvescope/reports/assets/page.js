@@ -8,7 +8,7 @@
     if (theme) document.documentElement.dataset.theme = theme;
     else delete document.documentElement.dataset.theme;
     button.textContent = { light: "light", dark: "dark" }[theme] || "auto";
-    button.setAttribute("aria-label", `Colours: ${button.textContent}; press to change`);
+    button.setAttribute("aria-label", `Colors: ${button.textContent}; press to change`);
   };
   show(recall());
   button.addEventListener("click", () => {

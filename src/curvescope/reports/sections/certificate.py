@@ -105,6 +105,6 @@ def _verification(found: Certificate) -> Table:
 
 def _history(found: Certificate) -> Chart:
     epochs = [point.epoch for point in found.history]
-    title = "The bound while the posterior was optimised"
+    title = "The bound while the posterior was optimized"
     curve = Curve.of("bound", epochs, [point.bound for point in found.history])
     return Chart("certificate", title, Panel(title, "epoch", "bound", (curve,)))

@@ -26,7 +26,7 @@ _WORDS = {
     "within": "within classes",
 }
 _MAKERS = {**_WORDS, "diagonal": "part c = c′", "within": "spread within classes"}
-_COLOURS = {
+_COLORS = {
     "global": "purple",
     "class": "blue",
     "cross": "vermilion",

@@ -61,7 +61,7 @@ _ALIGNED = 0.964
 
 def _seen(found: Sequence[LayerFindings], k: int) -> str:
     if not found:
-        return "No layer allows a Kronecker factorisation; the reasons are below."
+        return "No layer allows a Kronecker factorization; the reasons are below."
     ratios = [ratio for layer in found if (ratio := _ratio(layer)) is not None]
     overlaps = [_at(layer, k) for layer in found]
     ranks = [float(layer.ratio[:k].mean()) for layer in found]

@@ -17,9 +17,9 @@ from curvescope.experiments.quantities import (
 from curvescope.experiments.stages.overview import Overview
 from curvescope.experiments.stages.sharpness import sharpness_of
 from curvescope.experiments.store import RunDirectory
+from curvescope.flatness.report import SharpnessReport
 from curvescope.reports.blocks import Block, Section, Table, Text, percent, short
 from curvescope.reports.sections.subject import classes_of
-from curvescope.sharpness.report import SharpnessReport
 
 _NAMES = {"H": "H (Hessian)", "G": "G (Gauss–Newton)", "E": "E = H − G"}
 
@@ -70,9 +70,9 @@ def _expected(run: RunDirectory) -> str:
             "“Flatness is a False Friend”, sec. 2)."
         )
     return (
-        "Sharpness alone says little about generalisation: with cross-entropy the measures of the "
+        "Sharpness alone says little about generalization: with cross-entropy the measures of the "
         "Hessian shrink as weights grow and the loss is driven to zero, so that a network with "
-        "weight decay can be sharper and generalise better (Granziol, “Flatness is a False "
+        "weight decay can be sharper and generalize better (Granziol, “Flatness is a False "
         "Friend”, sec. 3 and 4)."
     )
 

@@ -85,7 +85,7 @@ def _expected(classes: int | None) -> str:
             "Class/Cross-Class Structure”, sec. 1.6)."
         )
     return (
-        "A bulk centred around zero with a big concentration at zero and, arguably, as many "
+        "A bulk centered around zero with a big concentration at zero and, arguably, as many "
         f"outliers as classes, here {classes} (Papyan, “Traces of Class/Cross-Class Structure”, "
         "sec. 4.1); the outliers are attributable to G, and the bulk largely to E (sec. 5.1)."
     )

@@ -1,0 +1,289 @@
+"""``curvescope analyze``: a run's curvature, or that of one's own model, into a directory."""
+
+from __future__ import annotations
+
+import json
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from curvescope._checks import CurvescopeError
+from curvescope.cli.interrupts import stoppable
+from curvescope.cli.options import AsJson, DataSeed, Debug, Device, Quiet, Root, Seed, check_code
+from curvescope.cli.progress import Display
+
+if TYPE_CHECKING:
+    from curvescope.cli.inputs import Subject
+    from curvescope.experiments.store import RunDirectory
+    from curvescope.problem import Problem
+
+
+def analyze(
+    run: Annotated[
+        Path | None,
+        typer.Option("--run", metavar="DIR", help="The folder of a curvescope train run."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="CODE", help="pkg.module:build or file.py:build; LeNet5, …"),
+    ] = None,
+    weights: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The model's weights, .safetensors.")
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="DATA", help="pkg.module:load, file.py:load, x.npz, mnist, …"),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="For the results; DIR/analysis for --run DIR."),
+    ] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="cross_entropy, binary_logistic, mse, huber, smooth_l1 or model."
+        ),
+    ] = None,
+    layers: Annotated[
+        str | None, typer.Option(metavar="LIST", help="The layers to look into: fc1,fc2.")
+    ] = None,
+    classes: Annotated[
+        bool,
+        typer.Option(
+            "--classes/--no-classes", show_default=False, help="Whether to look into the classes."
+        ),
+    ] = True,
+    samples: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Take so many random training samples.")
+    ] = None,
+    batch_size: Annotated[
+        int,
+        typer.Option(min=1, metavar="N", help="Samples at a time."),
+    ] = 500,
+    steps: Annotated[
+        int, typer.Option(min=4, metavar="N", help="Lanczos steps of each density.")
+    ] = 100,
+    probes: Annotated[
+        int, typer.Option(min=4, metavar="N", help="Random vectors of each density.")
+    ] = 8,
+    root: Root = None,
+    data_seed: DataSeed = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    figures: Annotated[
+        bool,
+        typer.Option(
+            "--figures/--no-figures",
+            show_default=False,
+            help="Whether to draw PDF and SVG figures.",
+        ),
+    ] = True,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Measure a network's curvature: spectra, layers, classes, and an HTML report.
+
+    Results are kept stage by stage: ctrl-C loses little, and the same command
+    goes on. The code of --model is called without arguments; that of --data too,
+    or with split="train" and split="test" if it has a parameter split.
+
+    \b
+    curvescope analyze --run runs/LeNet5-mnist-6k-seed0 --samples 1000
+    curvescope analyze --model net.py:build --weights net.safetensors \\
+        --data mnist --out runs/net
+    curvescope analyze --model my.pkg:build --data my.pkg:load --out runs/mine
+    """  # noqa: D301 (\b keeps the lines of the examples apart)
+    place = _check(run, model, weights, data, out)
+
+    from curvescope.cli.pages import report_of
+    from curvescope.experiments import analyze as recipe
+    from curvescope.experiments.configuration import Settings
+    from curvescope.experiments.load import importable
+
+    with importable(Path.cwd()):
+        subject = _subject(run, model, weights, data, root=root, seed=data_seed)
+        train, test = _problems(subject, loss, device, samples, batch_size, seed)
+        names = {"data": subject.data.name}
+        if subject.name:
+            names["model"] = subject.name
+        advice = f"what is finished lies in {place}: the same command goes on from there"
+        with (
+            stoppable(advice, place / "config.json"),
+            Display(quiet=quiet or as_json) as display,
+        ):
+            result = recipe.analyze(
+                train,
+                place,
+                seed=seed,
+                test=test,
+                layers=None if layers is None else _listed(layers),
+                classes=classes,
+                settings=Settings(steps=steps, probes=probes),
+                names=names,
+                tell=display.stage,
+                progress=display.step,
+            )
+            display.stage("report")
+            report = report_of(result, figures=figures)
+    if as_json:
+        typer.echo(json.dumps(_finite(_summary(result, report)), indent=2, allow_nan=False))
+    else:
+        show(result, report, Console(highlight=False, soft_wrap=True))
+    if not all(check.passed for _, check in result.checks()):
+        raise typer.Exit(1)
+
+
+# What to analyze ------------------------------------------------------------------------
+
+
+def _check(
+    run: Path | None, model: str | None, weights: Path | None, data: str | None, out: Path | None
+) -> Path:
+    """The folder for the results, if the options fit together."""
+    if run is None and (model is None or data is None):
+        msg = "analyze: needs --run DIR, or --model and --data; curvescope analyze --help shows how"
+        raise CurvescopeError(msg)
+    if run is not None and (model is not None or weights is not None):
+        msg = "analyze: --run brings its own network; give either --run or --model"
+        raise CurvescopeError(msg)
+    if model is not None:
+        check_code("--model", model)
+    if model is not None and weights is None and ":" not in model:
+        msg = f"analyze: --model {model!r} needs --weights; only code can return a trained model"
+        raise CurvescopeError(msg)
+    if out is not None:
+        return out
+    if run is None:
+        msg = "analyze: --out must name a folder for the results; only --run has one of its own"
+        raise CurvescopeError(msg)
+    return run / "analysis"
+
+
+def _subject(
+    run: Path | None,
+    model: str | None,
+    weights: Path | None,
+    data: str | None,
+    *,
+    root: Path | None,
+    seed: int | None,
+) -> Subject:
+    """The model with its weights and data, from a run or from what the user names."""
+    from curvescope.cli import inputs
+
+    if run is not None:
+        return inputs.of_run(run, data, root=root, seed=seed)
+    assert model is not None, "checked before"
+    assert data is not None, "checked before"
+    return inputs.own(model, data, weights, root=root, seed=seed)
+
+
+def _problems(
+    subject: Subject,
+    loss: str | None,
+    device: str,
+    samples: int | None,
+    batch_size: int,
+    seed: int,
+) -> tuple[Problem, Problem | None]:
+    import torch
+
+    from curvescope._state import evaluated
+    from curvescope.cli.inputs import choose_device
+    from curvescope.experiments.load import choose_samples
+    from curvescope.experiments.stages.context import derived
+    from curvescope.problem import Problem
+
+    model = evaluated(subject.model.to(choose_device(device)))
+    train, test = subject.data.train, subject.data.test
+    if samples is not None:
+        generator = torch.Generator().manual_seed(derived(seed, "samples"))
+        train = choose_samples(train, samples, generator)
+
+    def problem(data: Any) -> Problem:
+        in_memory = isinstance(getattr(data, "tensors", data), tuple)
+        chosen = loss or subject.loss
+        return Problem(model, data, chosen, batch_size=batch_size if in_memory else None)
+
+    return problem(train), None if test is None else problem(test)
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+# What is shown --------------------------------------------------------------------------
+
+
+def show(run: RunDirectory, report: Path, console: Console) -> None:
+    """Print the measures of sharpness, the self-checks that fail, and where the report lies."""
+    from curvescope.experiments.stages.overview import Overview
+
+    overview = run.result("overview", Overview)
+    model, data = run.config.model.name, run.config.data.name
+    console.print(f"{model} ({overview.parameters:,} parameters) on {data}", markup=False)
+    for split, fit in overview.fits.items():
+        error = "" if fit.error is None else f"  error {fit.error:.2%}"
+        console.print(f"  {split:<5}  {fit.samples:,} samples  loss {fit.loss:.4g}{error}")
+    console.print(_table(run))
+    checks = run.checks()
+    failed = [check for _, check in checks if not check.passed]
+    for check in failed:
+        console.print(f"[red]disagree:[/red] {check.statement}")
+    console.print(f"self-checks: {len(checks) - len(failed)} of {len(checks)} agree")
+    console.print(f"report: {report}", markup=False)
+
+
+def _table(run: RunDirectory) -> Table:
+    from curvescope.experiments.known import known
+    from curvescope.experiments.quantities import FROBENIUS, LARGEST, SMALLEST, TRACE
+    from curvescope.experiments.stages.spectra import spectra_of
+
+    best, spectra = known(run), spectra_of(run)
+    table = Table()
+    table.add_column("")
+    for name in spectra:
+        table.add_column(name, justify="right")
+    for quantity in (LARGEST, SMALLEST, TRACE, FROBENIUS):
+        table.add_row(quantity, *(str(best[name].get(quantity, "–")) for name in spectra))
+    table.add_row("products", *(f"{spectrum.products:,}" for spectrum in spectra.values()))
+    return table
+
+
+def result_of(run: RunDirectory, stage: str) -> Any:
+    """The result of a stage as plain JSON, large matrices by their shape."""
+    from curvescope import io
+    from curvescope.experiments.analyze import kind_of
+
+    kind = kind_of(stage)
+    return io.readable(run.result(stage, kind), kind)
+
+
+def _summary(run: RunDirectory, report: Path) -> dict[str, Any]:
+    from curvescope import io
+
+    return {
+        "folder": str(run.path),
+        "report": str(report),
+        "config": io.encode(run.config)[0],
+        "stages": {name: result_of(run, name) for name in run.stages},
+        "seconds": {name: run.stage(name, Any).seconds for name in run.stages},
+        "checks": [
+            {"stage": stage, "statement": check.statement, "passed": check.passed}
+            for stage, check in run.checks()
+        ],
+    }
+
+
+def _finite(value: Any) -> Any:
+    """Numbers that JSON does not have, such as the error of a single probe, become null."""
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not isfinite(value) else value

@@ -1,0 +1,260 @@
+"""``analyze``: everything that can be said about the curvature of one network, into a directory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from curvescope import io
+from curvescope._checks import CurvescopeError, positive_int
+from curvescope._layers import LAYERS
+from curvescope.experiments.configuration import Analysis, DataNote, ModelNote, Settings
+from curvescope.experiments.known import Summary
+from curvescope.experiments.stages import (
+    class_layers,
+    class_structure,
+    overview,
+    sharpness,
+    spectra,
+    summary,
+)
+from curvescope.experiments.stages import layers as layer_structure
+from curvescope.experiments.stages.class_layers import ClassLayerFindings
+from curvescope.experiments.stages.class_structure import ClassFindings
+from curvescope.experiments.stages.context import Context, derived
+from curvescope.experiments.stages.layers import LayerFindings
+from curvescope.experiments.store import Finding, OpenRun, Outcome, RunDirectory, open_for_work
+from curvescope.identity import digest
+from curvescope.operators.hessian import Hessian
+from curvescope.problem import Problem
+from curvescope.record.layers import first_samples
+from curvescope.spectra.control import Progress
+
+_LONGEST = 120
+
+
+def analyze(
+    problem: Problem,
+    out: io.PathLike,
+    *,
+    seed: int,
+    test: Problem | None = None,
+    layers: Sequence[str] | None = None,
+    classes: bool = True,
+    settings: Settings | None = None,
+    names: Mapping[str, str] | None = None,
+    tell: Callable[[str], None] = lambda stage: None,
+    progress: Callable[[Progress], None] | None = None,
+) -> RunDirectory:
+    """Measure a network's curvature stage by stage and keep the results in ``out``.
+
+    Stages that are finished in ``out`` are read, not computed again; an interrupted one goes on
+    from its last checkpoint. The same seed gives the same numbers, interrupted or not, up to
+    rounding.
+
+    Args:
+        problem: The network, its loss and its training data.
+        out: A folder: new, empty, or with an analysis of the same configuration.
+        seed: Decides every random number.
+        test: The same network on its test data.
+        layers: The layers to look into; all linear and convolutional ones if none are named.
+        classes: Whether to look into the classes, where the loss has any.
+        settings: How much work to do.
+        names: What to call the ``"model"`` and the ``"data"`` in reports.
+        tell: Called with a few words at the beginning of each stage.
+        progress: Called after every step of an estimate.
+
+    Raises:
+        CurvescopeError: If the problem is not sound, or ``out`` holds something else; a run with
+            another configuration is refused with the difference.
+
+    >>> import tempfile
+    >>> g = torch.Generator().manual_seed(0)
+    >>> X, y = torch.randn(30, 4, generator=g), torch.arange(30) % 3
+    >>> model = nn.Linear(4, 3)
+    >>> run = analyze(Problem(model, (X, y)), tempfile.mkdtemp(), seed=0,
+    ...               settings=Settings(steps=8, trace_probes=16))
+    >>> run.complete, run.result("overview", overview.Overview).parameters
+    (True, 15)
+    """
+    seed = positive_int("analyze", "seed", seed, minimum=0)
+    settings = settings or Settings()
+    chosen = choose_layers(problem, layers)
+    plan = stages_of(problem, chosen, classes=classes)
+    config = Analysis(
+        stages=tuple(plan),
+        seed=seed,
+        layers=chosen,
+        settings=settings,
+        **describe(problem, test, names or {}),
+    )
+    outputs = overview.outputs(problem)
+    if not (Path(out) / "stages" / "overview" / "result.json").exists():
+        _try_out(problem, test)  # what cannot be analyzed is refused before anything is written
+
+    def perform(run: OpenRun, stage: str, compute: Compute) -> None:
+        own = derived(seed, stage)
+
+        def work(folder: Path) -> Outcome[Any]:
+            return compute(
+                Context(problem, test, run, settings, outputs, chosen, own, folder, progress)
+            )
+
+        if not run.has(stage):
+            tell(stage)
+        run.compute(stage, kind_of(stage), work, seed=own, device=problem.device)
+
+    with open_for_work(out, config) as run:
+        for stage, compute in plan.items():
+            perform(run, stage, compute)
+    return RunDirectory(out)
+
+
+def _try_out(problem: Problem, test: Problem | None) -> None:
+    """Refuse a model that is no function of its weights or has no second derivative, and bad data.
+
+    Cost: that of :meth:`Problem.check`, a product on a few samples, a forward pass over the test
+    data.
+    """
+    problem.check()
+    few = first_samples(next(iter(problem.data)))
+    small = Problem(
+        problem.model,
+        [(few.inputs, few.target)],
+        problem.loss,
+        params=list(problem.params.names),
+        mode=problem.mode,
+    )
+    Hessian(small) @ torch.ones(small.params.size, dtype=small.dtype, device=small.device)
+    if test is not None:
+        try:
+            test.value()
+        except CurvescopeError as error:
+            msg = f"test data: {error}"
+            raise CurvescopeError(msg) from error
+
+
+Compute = Callable[[Context], Outcome[Any]]
+
+
+def stages_of(problem: Problem, layers: Sequence[str], *, classes: bool) -> dict[str, Compute]:
+    """The stages of an analysis, in order, with what computes them."""
+    plan: dict[str, Compute] = {
+        "overview": overview.compute,
+        sharpness.NAME: sharpness.compute,
+    }
+    for name in spectra.MATRICES:
+        plan[f"spectrum-{name}"] = partial(spectra.compute, name=name)
+    for layer in layers:
+        plan[stage_name("layer", layer)] = partial(layer_structure.compute, layer=layer)
+    if classes and problem.loss.has_classes:
+        plan["classes"] = class_structure.compute
+        for layer in layers:
+            plan[stage_name("classes", layer)] = partial(class_layers.compute, layer=layer)
+    plan["summary"] = summary.compute
+    return plan
+
+
+_KINDS: dict[str, Any] = {
+    "overview": overview.Overview,
+    sharpness.NAME: sharpness.Sharpness,
+    "spectrum-": spectra.Spectrum,
+    "layer-": Finding[LayerFindings],
+    "classes": Finding[ClassFindings],
+    "classes-": Finding[ClassLayerFindings],
+    "summary": Summary,
+}
+
+
+def kind_of(stage: str) -> Any:
+    """What a stage results in.
+
+    >>> kind_of("spectrum-H").__name__
+    'Spectrum'
+    """
+    kind, dash, _ = stage.partition("-")
+    if kind + dash not in _KINDS:
+        msg = f"analyze: there is no stage {stage!r}; remove it from the configuration"
+        raise CurvescopeError(msg)
+    return _KINDS[kind + dash]
+
+
+def stage_name(kind: str, layer: str) -> str:
+    """A folder's name for a layer's stage; no two layers have the same one.
+
+    What a folder's name should not hold stands there by its code, between two tildes; of a very
+    long name the beginning and a digest.
+
+    >>> stage_name("layer", "block1.conv1"), stage_name("layer", "a b"), stage_name("layer", "")
+    ('layer-block1.conv1', 'layer-a~20~b', 'layer-~')
+    """
+    plain = re.sub(r"[^A-Za-z0-9_.-]", lambda found: f"~{ord(found[0]):x}~", layer)
+    if len(plain) > _LONGEST:
+        plain = f"{plain[:_LONGEST]}~{digest(layer)[:32]}"
+    return f"{kind}-{plain or '~'}"
+
+
+def choose_layers(problem: Problem, layers: Sequence[str] | None) -> tuple[str, ...]:
+    """The linear and convolutional layers with variables, or those that are named."""
+    modules = dict(problem.model.named_modules())
+    able = [
+        name
+        for name in problem.params.layers
+        if isinstance(modules[name], LAYERS)
+        and f"{name}.weight".lstrip(".") in problem.params.shapes  # a model may be one layer itself
+    ]
+    if layers is None:
+        return tuple(able)
+    for name in layers:
+        if name not in able:
+            msg = (
+                f"analyze(layers): {name!r} is no linear or convolutional layer with variables; "
+                f"such layers are {', '.join(able) or 'none'}"
+            )
+            raise CurvescopeError(msg)
+    return tuple(name for name in able if name in layers)
+
+
+# What decides the numbers ---------------------------------------------------------------
+
+
+def describe(problem: Problem, test: Problem | None, names: Mapping[str, str]) -> dict[str, Any]:
+    """Model, loss and data by name and content; fields of ``Analysis``."""
+    spec = getattr(problem.model, "spec", None)
+    called = names.get("model") or getattr(spec, "name", None) or type(problem.model).__name__
+    return {
+        "model": ModelNote(
+            called,
+            {name: tuple(shape) for name, shape in problem.params.shapes.items()},
+            digest(problem.model),
+        ),
+        "loss": problem.loss.name,
+        "loss_identity": problem.loss.identity,
+        "mode": problem.mode,
+        "dtype": str(problem.dtype).removeprefix("torch."),
+        "data": _contents(problem, names.get("data", "data")),
+        "test": None if test is None else _contents(test, "test"),
+    }
+
+
+def _contents(problem: Problem, name: str) -> DataNote:
+    """The samples of a problem by number and content, which must be finite."""
+    samples = 0
+    for index, batch in enumerate(problem.batches()):
+        leaves = [t for t in pytree.tree_leaves((batch.inputs, batch.target)) if _is_tensor(t)]
+        if not all(bool(leaf.isfinite().all()) for leaf in leaves):
+            msg = f"analyze: the data has NaN or infinite numbers, in batch {index}; remove them"
+            raise CurvescopeError(msg)
+        samples += next(len(leaf) for leaf in leaves if leaf.ndim)
+    return DataNote(name, samples, problem.data_identity)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)

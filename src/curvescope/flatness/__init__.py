@@ -1,0 +1,43 @@
+"""Sharpness and generalization: measures, PP's metric, a trace penalty, reparametrizations."""
+
+from curvescope.flatness.comparison import Comparison, RankCorrelation, compare_reports
+from curvescope.flatness.deep_linear import DeepLinear
+from curvescope.flatness.degeneracy import DegeneracyHistory, DegeneracyPoint, rank_history
+from curvescope.flatness.measures import CurvatureMeasures
+from curvescope.flatness.metric import PacMetric, pac_metric
+from curvescope.flatness.minibatch import MinibatchMetric, minibatch_metric
+from curvescope.flatness.regularizer import Objective, TraceRegularizer
+from curvescope.flatness.report import SharpnessReport, sharpness, sharpness_by_mode
+from curvescope.flatness.rescale import Congruence, Rescaled, rescale
+from curvescope.flatness.scores import Scores, WeightNorms, scores, weight_norms
+from curvescope.flatness.subsampling import Subsample, SubsamplingStudy, subsampling_study
+
+__all__ = [
+    "Comparison",
+    "Congruence",
+    "CurvatureMeasures",
+    "DeepLinear",
+    "DegeneracyHistory",
+    "DegeneracyPoint",
+    "MinibatchMetric",
+    "Objective",
+    "PacMetric",
+    "RankCorrelation",
+    "Rescaled",
+    "Scores",
+    "SharpnessReport",
+    "Subsample",
+    "SubsamplingStudy",
+    "TraceRegularizer",
+    "WeightNorms",
+    "compare_reports",
+    "minibatch_metric",
+    "pac_metric",
+    "rank_history",
+    "rescale",
+    "scores",
+    "sharpness",
+    "sharpness_by_mode",
+    "subsampling_study",
+    "weight_norms",
+]

@@ -1,0 +1,229 @@
+"""A forward pass that remembers its layers: what went into each, and where its output went.
+
+With the input ``x`` of a layer and the cotangent ``δ`` of its output, the gradient by its weight is
+a product of the two, and its squared norm often costs much less than the gradient itself, see
+:mod:`curvescope.flatness.trace_gradient.pullback`. The pass is watched at the level of torch
+functions, so that ``nn.Conv2d`` and ``F.conv2d`` look alike.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.overrides import TorchFunctionMode
+
+from curvescope.flatness.trace_gradient.batch_norm import batch_norm
+from curvescope.flatness.trace_gradient.convolution import Pass, Settings, convolve
+from curvescope.flatness.trace_gradient.relu import relu
+
+_CONVOLUTIONS: dict[Callable[..., Tensor], int] = {
+    torch.conv1d: 1,
+    torch.conv2d: 2,
+    torch.conv3d: 3,
+}
+_RELUS = {F.relu, torch.relu, Tensor.relu}
+
+# Functions that are piecewise affine in whatever they act on, by their names in torch.
+_AFFINE = {
+    *("linear", "conv1d", "conv2d", "conv3d", "relu", "relu_", "leaky_relu", "hardtanh"),
+    *("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d"),
+    *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "pad", "mean", "sum"),
+    *("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d", "neg"),
+    *("add", "add_", "sub", "sub_", "__add__", "__radd__", "__sub__", "__rsub__", "rsub"),
+    *("flatten", "reshape", "view", "permute", "transpose", "contiguous", "clone", "squeeze"),
+    *("T", "mT", "unsqueeze", "cat", "concat", "stack", "chunk", "split", "__getitem__"),
+    *("narrow", "expand"),
+    *("dropout", "dropout1d", "dropout2d", "dropout3d"),  # the mask is a constant
+    "batch_norm",  # in train mode it is dealt with before
+}
+_SCALINGS = {"mul", "mul_", "__mul__", "__rmul__", "div", "div_", "__truediv__"}
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """One use of a linear or convolutional layer; ``settings`` is None for a linear one."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    output: GradientEdge  # where the cotangent of the output appears, also after in-place changes
+    settings: Settings | None
+    needed: Pass
+
+
+class Capture(TorchFunctionMode):
+    """Records the layers whose weights are among ``parameters`` while the context is open.
+
+    ``second_order`` prepares convolutions, batch norms and ReLUs for one derivative of their
+    backward pass (not for two). ``curved`` names the first function that is not piecewise affine.
+    ``rows`` says how many consecutive rows of each layer belong to a sample, once that is known;
+    where it is empty, or 0, gradients are taken for the whole batch.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor], *, second_order: bool) -> None:
+        super().__init__()
+        self._parameters = {id(p): p for p in parameters}
+        self._second_order = second_order
+        self._uses: Counter[int] = Counter()
+        self._calls: list[LayerCall] = []
+        self._interacting = False  # a batch norm used the statistics of the batch
+        self.curved: str | None = None
+        self.samples = 1
+        self.rows: tuple[int, ...] = ()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        tensors = _tensors((*args, *kwargs.values()))
+        self._uses.update(id(t) for t in tensors if id(t) in self._parameters)
+        if func is F.linear:
+            return self._linear(*args, **kwargs)
+        if func in _CONVOLUTIONS:
+            return self._convolution(func, *args, **kwargs)
+        if func is torch._weight_norm:
+            return _weight_norm(*args, **kwargs)
+        if func is F.batch_norm and _training(*args, **kwargs):
+            self._interacting = True
+            self._mark("batch_norm in train mode")
+            return (batch_norm if self._prepares(args[0]) else func)(*args, **kwargs)
+        if func in _RELUS and self._second_order and not _in_place(*args, **kwargs):
+            return relu(args[0] if args else kwargs["input"])
+        result = func(*args, **kwargs)
+        if not _is_affine(func, tensors) and any(t.requires_grad for t in _tensors((result,))):
+            self._mark(_name(func))
+        return result
+
+    def _prepares(self, x: Tensor) -> bool:
+        """Under autocast the arguments change their types on the way, which torch knows best."""
+        return self._second_order and not torch.is_autocast_enabled(x.device.type)
+
+    def _mark(self, name: str) -> None:
+        self.curved = self.curved or name
+
+    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        y = F.linear(x, weight, bias)
+        self._record(x, weight, bias, y, None, Pass())
+        return y
+
+    def _convolution(
+        self, func: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None = None,
+        stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1,
+    ) -> Tensor:  # fmt: skip
+        dims = _CONVOLUTIONS[func]
+        settings = _settings(weight, dims, stride, padding, dilation, groups)
+        if settings is None or x.ndim != dims + 2:
+            return func(x, weight, bias, stride, padding, dilation, groups)
+        needed = Pass()
+        if self._prepares(x):
+            y = convolve(x, weight, bias, settings, needed)
+        else:
+            y = func(x, weight, bias, stride, padding, dilation, groups)
+        self._record(x, weight, bias, y, settings, needed)
+        return y
+
+    def _record(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, settings: Settings | None,
+        needed: Pass,
+    ) -> None:  # fmt: skip
+        if id(weight) in self._parameters and y.requires_grad:
+            edge = get_gradient_edge(y)
+            self._calls.append(LayerCall(x, weight, bias, edge, settings, needed))
+
+    # After the pass ------------------------------------------------------------------------------
+
+    @property
+    def shared(self) -> bool:
+        """Whether some parameter was used more than once."""
+        return any(count > 1 for count in self._uses.values())
+
+    def layers(self) -> list[LayerCall]:
+        """The layers whose weight was used there and nowhere else."""
+        return [call for call in self._calls if self._uses[id(call.weight)] == 1]
+
+    def separate(self, samples: int, rows: tuple[int, ...]) -> None:
+        """Say that each sample has so many rows of each layer; left out if this pass differs."""
+        layers = self.layers()
+        self.samples = samples
+        if self._interacting or len(rows) != len(layers):
+            return
+        fits = (m * samples == call.x.shape[0] for m, call in zip(rows, layers, strict=True))
+        self.rows = tuple(m if fit else 0 for m, fit in zip(rows, fits, strict=True))
+
+    def others(self) -> list[Tensor]:
+        """The parameters that belong to no layer of :meth:`layers`, in order."""
+        covered = {id(t) for call in self.layers() for t in (call.weight, self.bias_of(call))}
+        return [p for key, p in self._parameters.items() if key not in covered]
+
+    def bias_of(self, call: LayerCall) -> Tensor | None:
+        """The layer's bias, if it is a parameter that was used there and nowhere else."""
+        key = id(call.bias)
+        alone = key in self._parameters and self._uses[key] == 1
+        return call.bias if alone else None
+
+
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    """``g v / ‖v‖`` in elementary operations; the fused one has a wrong second derivative."""
+    return v * (g / torch.norm_except_dim(v, 2, dim))
+
+
+def _training(
+    x: Tensor, mean: Any, var: Any, weight: Any = None, bias: Any = None, training: bool = False,
+    *_: Any, **__: Any,
+) -> bool:  # fmt: skip
+    return training
+
+
+def _in_place(_: Tensor | None = None, inplace: bool = False, **__: Any) -> bool:
+    return inplace
+
+
+def _tensors(values: Iterable[Any]) -> list[Tensor]:
+    """The tensors among arguments, and in lists of them."""
+    found = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += [t for t in value if isinstance(t, Tensor)]
+    return found
+
+
+def _name(func: Any) -> str:
+    """A function's name in torch; of a property like ``.T`` that of the property."""
+    name = getattr(func, "__name__", "")
+    return getattr(func.__self__, "__name__", name) if name == "__get__" else name
+
+
+def _is_affine(func: Any, tensors: list[Tensor]) -> bool:
+    name = _name(func)
+    if name in _SCALINGS:  # affine if the other factor is constant
+        divisor = len(tensors) > 1 and tensors[-1].requires_grad and "div" in name
+        return sum(t.requires_grad for t in tensors) <= 1 and not divisor
+    return name in _AFFINE
+
+
+def _settings(
+    weight: Tensor, dims: int, stride: Any, padding: Any, dilation: Any, groups: int
+) -> Settings | None:
+    """Numbers for each dimension; None where ``padding="same"`` would pad the sides unequally."""
+
+    def each(value: Any) -> tuple[int, ...]:
+        return (value,) * dims if isinstance(value, int) else tuple(value) * (dims // len(value))
+
+    steps = each(dilation)
+    if padding == "valid":
+        padding = 0
+    elif padding == "same":
+        total = [d * (k - 1) for d, k in zip(steps, weight.shape[2:], strict=True)]
+        if any(t % 2 for t in total):
+            return None
+        padding = tuple(t // 2 for t in total)
+    return Settings(each(stride), each(padding), steps, groups)

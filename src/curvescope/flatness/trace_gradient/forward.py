@@ -1,0 +1,89 @@
+"""Running a model on a batch: as it is, or without leaving a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils import _pytree as pytree
+
+from curvescope._checks import ModelError
+from curvescope._state import exclusive, held
+from curvescope.flatness.trace_gradient.signs import Signs
+from curvescope.problem.calling import call_with
+
+
+def run(model: Callable[..., Any], inputs: Any) -> Tensor:
+    """The output for a tensor, a tuple of positional or a mapping of keyword arguments."""
+    if isinstance(inputs, Mapping):
+        result = model(**inputs)
+    elif isinstance(inputs, tuple | list):
+        result = model(*inputs)
+    else:
+        result = model(inputs)
+    logits = result if isinstance(result, Tensor) else getattr(result, "logits", None)
+    if not isinstance(logits, Tensor):
+        msg = f"the model's output must be a tensor or have .logits, got {type(result).__name__}"
+        raise ModelError(msg)
+    return logits
+
+
+@contextmanager
+def quiet(model: nn.Module) -> Iterator[Callable[[Any], Tensor]]:
+    """Calls of the model without dropout, its buffers left alone; its flags are restored.
+
+    Normalization layers keep the mode in which they are, everything else is in eval mode.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        buffers = {name: b.clone() for name, b in model.named_buffers()}
+        return call_with(model, buffers, args, kwargs)
+
+    with held(model, "norms as they are"):
+        yield lambda inputs: run(call, inputs)
+
+
+def batch_norms_train(model: nn.Module) -> bool:
+    """Whether some batch norm uses the statistics of the batch.
+
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    >>> batch_norms_train(model.train()), batch_norms_train(model.eval())
+    (True, False)
+    """
+    with exclusive(model):
+        return any(
+            isinstance(m, _BatchNorm) and (m.training or m.running_mean is None)
+            for m in model.modules()
+        )
+
+
+def samples_of(X: Any) -> int:
+    """The number of samples of a batch: the first dimension of its first tensor."""
+    return next((t.shape[0] for t in _leaves(X) if t.ndim), 1)
+
+
+def _leaves(X: Any) -> list[Tensor]:
+    return [t for t in pytree.tree_leaves(X) if isinstance(t, Tensor)]
+
+
+def take(X: Any, y: Any, samples: int, stream: Signs) -> tuple[Any, Any]:
+    """Some samples of a batch, drawn without replacement; all of them if there are no more.
+
+    >>> import torch
+    >>> X, y = torch.arange(10).reshape(5, 2), torch.arange(5)
+    >>> a, b = take(X, y, 3, Signs(torch.Generator().manual_seed(0)))
+    >>> a.shape, bool((a[:, 0] == 2 * b).all())
+    (torch.Size([3, 2]), True)
+    """
+    total, device = samples_of(X), next(t.device for t in _leaves(X))
+    if samples >= total:
+        return X, y
+    order = stream.choose(total, samples, device)
+
+    def pick(t: Tensor) -> Tensor:
+        return t[order]
+
+    return pytree.tree_map_only(Tensor, pick, X), pytree.tree_map_only(Tensor, pick, y)

@@ -1,0 +1,101 @@
+"""Derivatives of each sample by the scale and shift of batch norms with fixed statistics.
+
+In evaluation mode a batch norm is ``y = γ x̂ + β`` with ``x̂ = (x − μ)/√(σ² + ε)`` for each channel
+(TR D.3 sets it so). The derivative of a direction ``⟨u, z⟩`` of one sample is therefore
+``Σ_t e[t] x̂[t]`` by ``γ`` and ``Σ_t e[t]`` by ``β``, with ``e = ∂⟨u, z⟩/∂y``: one backward pass for
+each direction serves all samples, where rows by autograd alone would take one for each sample too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from curvescope.problem.batches import Batch
+from curvescope.problem.problem import Problem
+from curvescope.record.layers import Directions, UnsupportedLayer, checked_directions
+from curvescope.record.selection import join
+
+
+def is_fixed_norm(problem: Problem, name: str) -> bool:
+    """Whether a module is a batch norm with a scale, a shift and statistics that do not move."""
+    module = problem.model.get_submodule(name)
+    fixed = problem.mode == "eval" and getattr(module, "running_mean", None) is not None
+    return isinstance(module, _BatchNorm) and module.affine and fixed
+
+
+def record_norms(
+    problem: Problem, batch: Batch, norms: Sequence[str], directions: Directions
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """By scale and by shift: ``([B, K, channels], [B, K, channels])`` for each of ``norms``.
+
+    Cost: one forward pass, and ``K`` passes backward for all samples and norms together. The names
+    must be those of batch norms for which :func:`is_fixed_norm` holds.
+
+    Raises:
+        UnsupportedLayer: a norm that is used more than once, or not at all.
+
+    >>> model = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1)).double().eval()
+    >>> with torch.no_grad():
+    ...     _ = [p.fill_(2.0) for p in model.parameters()]
+    >>> three = torch.full((1, 1), 3.0).double()
+    >>> problem = Problem(model, (three, torch.zeros(1, 1).double()), "mse")
+    >>> up = lambda z, y: torch.ones(1, 1, 1).double()
+    >>> scale, shift = record_norms(problem, next(problem.batches()), ["1"], up)["1"]
+    >>> scale.round(decimals=3), shift  # x̂ = 8 / √(1 + ε)
+    (tensor([[[8.]]], dtype=torch.float64), tensor([[[1.]]], dtype=torch.float64))
+    """
+    modules = {name: problem.model.get_submodule(name) for name in norms}
+    inputs: dict[str, Tensor] = {}
+    edges: dict[str, GradientEdge] = {}
+
+    def hook(name: str) -> Callable[..., None]:
+        def remember(module: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
+            if name in inputs:
+                msg = f"norms: batch norm {name!r} is used more than once in a forward pass"
+                raise UnsupportedLayer(msg)
+            inputs[name], edges[name] = args[0].detach(), get_gradient_edge(out)
+
+        return remember
+
+    variables = {
+        join(name, kind): getattr(module, kind).detach().requires_grad_()
+        for name, module in modules.items()
+        for kind in ("weight", "bias")
+    }
+    with ExitStack() as stack:
+        stack.enter_context(problem.evaluation())
+        for name, module in modules.items():
+            handle = module.register_forward_hook(hook(name), prepend=True)
+            stack.callback(handle.remove)
+        z = problem.output(variables, batch)
+    if len(inputs) < len(norms):
+        unused = next(name for name in norms if name not in inputs)
+        msg = f"norms: batch norm {unused!r} is not used in the forward pass as a module"
+        raise UnsupportedLayer(msg)
+    u = checked_directions(z, directions(z.detach(), batch.target))
+    normal = {name: _normalized(module, inputs[name]) for name, module in modules.items()}
+    found: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in norms}
+    for k in range(u.shape[1]):
+        last = k == u.shape[1] - 1
+        pulled = torch.autograd.grad(z, list(edges.values()), u[:, k], retain_graph=not last)
+        for name, e in zip(edges, pulled, strict=True):
+            error = e.reshape(*e.shape[:2], -1)
+            found[name].append(((error * normal[name]).sum(2), error.sum(2)))
+    return {
+        name: (torch.stack([s for s, _ in each], 1), torch.stack([b for _, b in each], 1))
+        for name, each in found.items()
+    }
+
+
+def _normalized(module: Any, x: Tensor) -> Tensor:
+    """``x̂: [B, channels, positions]``."""
+    flat = x.reshape(*x.shape[:2], -1)
+    spread = torch.rsqrt(module.running_var + module.eps)
+    return (flat - module.running_mean[:, None]) * spread[:, None]

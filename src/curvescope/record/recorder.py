@@ -1,0 +1,247 @@
+"""Watching a forward and a backward pass, operation by operation, to make a tape of linear steps.
+
+Below autograd every model is a sequence of ATen operations, whatever its Python looks like. The
+recorder sees each of them with its real tensors, asks :mod:`rules` for the linear step, and numbers
+the tensors that depend on the parameters ("slots"). Recording costs little more than the passes
+themselves, needs no symbolic tracing, and follows data-dependent control flow.
+
+What makes it safe. In the forward pass autograd's own ``requires_grad`` must agree with our slots:
+a tensor that requires grad but that we never saw made (a custom autograd function, say) stops the
+recording, and a tensor that we saw but that does not require grad (``detach``, ``no_grad``) is a
+constant, as it is for autograd. An in-place operation on memory that another recorded tensor shares
+stops it too. The caller then uses the universal engine.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from curvescope._checks import ModelError
+from curvescope.record.apart import APART
+from curvescope.record.memory import address
+from curvescope.record.rules import RULES, Call, Untraceable, flatten, linear_step
+from curvescope.record.tape import Step
+
+aten = torch.ops.aten
+
+_RANDOM = (
+    "Problem: the model's forward draws random numbers ({}), so its loss is not a fixed function; "
+    "switch the noise off in eval mode"
+)
+
+_ALIASES = {aten.detach.default, aten.alias.default}
+# In-place forms whose rule needs only the result, or no number at all.
+_INPLACE = {aten.relu_.default: aten.relu.default, aten.add_.Tensor: aten.add.Tensor}
+
+
+class Recorder(TorchDispatchMode):
+    """Context in which operations on known tensors are noted; ``drain`` makes steps of them."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._calls: list[tuple[Call, tuple[int | None, ...], tuple[int | None, ...]]] = []
+        self.sizes: list[int] = []  # elements of each slot
+        self.forward_slots: int | None = None  # set when the backward pass begins
+        self._slots: dict[int, tuple[int, Tensor]] = {}  # id -> (slot, the tensor, kept alive)
+        self._origins: list[Tensor] = []  # the tensor that each slot was made for
+        self._foreign: set[int] = set()  # slots of by-products whose tangents autograd may not know
+        self._memory: dict[int | None, set[int]] = {}  # storage -> ids of the known tensors in it
+        self._second_order = True
+        self._nested = False
+
+    def add(self, tensor: Tensor) -> int:
+        """Give a tensor a new slot."""
+        slot = len(self.sizes)
+        self.sizes.append(tensor.numel())
+        self._origins.append(tensor)
+        self._bind(tensor, slot)
+        return slot
+
+    def slot(self, tensor: Tensor) -> int | None:
+        """The slot of a tensor, or None for a constant."""
+        known = self._slots.get(id(tensor))
+        return None if known is None else known[0]
+
+    def begin_backward(self, *, second_order: bool) -> None:
+        """From here on the operations belong to the backward pass.
+
+        Without ``second_order`` the forward tensors count as constants in it: only its linear
+        dependence on the cotangent is recorded.
+        """
+        self.forward_slots = len(self.sizes)
+        self._second_order = second_order
+
+    def drain(self) -> list[Step]:
+        """The steps of all operations since the last call; outside the recording context.
+
+        The rules run here and not as the operations pass by, because derivatives cannot be taken
+        below autograd.
+        """
+        steps = [Step(str(call.op), linear_step(call), *slots) for call, *slots in self._calls]
+        self._calls = []
+        return steps
+
+    def forget(self) -> None:
+        """Let go of all tensors; the steps keep what they need."""
+        self._slots.clear()
+        self._origins.clear()
+        self._memory.clear()
+
+    def _bind(self, tensor: Tensor, slot: int) -> None:
+        self._slots[id(tensor)] = (slot, tensor)
+        where = address(tensor)
+        if where is not None:
+            self._memory.setdefault(where, set()).add(id(tensor))
+
+    def _varies(self, tensor: Any) -> bool:
+        """Whether this argument depends on the parameters, as autograd sees it."""
+        if not isinstance(tensor, Tensor):
+            return False
+        known = self._slots.get(id(tensor))
+        if self.forward_slots is not None and not self._second_order:
+            return known is not None and known[0] >= self.forward_slots
+        if known is None:
+            if tensor.requires_grad:
+                msg = "a tensor that requires grad was made outside the recorded operations"
+                raise Untraceable(msg)
+            return False
+        if self.forward_slots is not None and known[0] >= self.forward_slots:
+            return True
+        if self.forward_slots is None:
+            return self._nested or tensor.requires_grad
+        # A result that autograd does not differentiate (the mean of a layer norm) is saved without
+        # requires_grad, but the backward pass depends on the parameters through it.
+        hidden = not self._origins[known[0]].requires_grad
+        if hidden and known[0] in self._foreign:
+            msg = "the backward pass uses a by-product that autograd does not differentiate"
+            raise Untraceable(msg)
+        return self._nested or tensor.requires_grad or hidden
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        kwargs = kwargs or {}
+        if func in _ALIASES:  # autograd's own way to hand a saved tensor on
+            out = func(*args, **kwargs)
+            known = self._slots.get(id(args[0]))
+            if known is not None:
+                self._bind(out, known[0])
+            return out
+        random, mutable = _facts(func)
+        if random:
+            raise ModelError(_RANDOM.format(func))
+        leaves = flatten(args, kwargs)
+        active = [i for i, leaf in enumerate(leaves) if self._varies(leaf)]
+        if not active:
+            out = func(*args, **kwargs)
+            if mutable:
+                self._check_mutation(out)
+            return out
+        if self.forward_slots is None and not self._nested and not torch.is_grad_enabled():
+            return func(*args, **kwargs)  # under no_grad: a constant for autograd, so for us
+        if func in APART:
+            return self._apart(func, args, kwargs, leaves, active)
+        if mutable:
+            return self._inplace(func, args, kwargs, active)
+        out = func(*args, **kwargs)
+        self._record(func, args, kwargs, out, active, leaves)
+        return out
+
+    def _apart(self, func: Any, args: Any, kwargs: Any, leaves: Any, active: list[int]) -> Any:
+        """Record an operation as the simpler ones that it consists of."""
+        hidden = {  # known to us but constant for autograd: hand over an unknown alias
+            i: leaf.detach()
+            for i, leaf in enumerate(leaves)
+            if isinstance(leaf, Tensor) and i not in active and id(leaf) in self._slots
+        }
+        outer, self._nested = self._nested, True
+        try:
+            with self:
+                return Call(APART[func], args, kwargs, None, active).run(hidden)
+        finally:
+            self._nested = outer
+
+    def _inplace(self, func: Any, args: Any, kwargs: Any, active: list[int]) -> Any:
+        """An in-place operation is its functional form, after which the tensor has a new slot."""
+        target = args[0]
+        leaves = flatten(args, kwargs)
+        if torch.Tag.inplace_view in func.tags:
+            return self._reshape(func, args, kwargs, active, leaves)
+        self._refuse_shared(target)
+        if func in _INPLACE:
+            out = func(*args, **kwargs)
+            functional = _INPLACE[func]
+        else:
+            functional = _functional_form(func)
+            new = functional(*args, **kwargs)
+            copied = (target.clone(), *args[1:])  # the rule needs the numbers from before
+            args = tuple(copied)
+            out = target.copy_(new)
+        self._record(functional, args, kwargs, out, active, leaves)
+        return out
+
+    def _reshape(self, func: Any, args: Any, kwargs: Any, active: list[int], leaves: Any) -> Any:
+        """An operation that gives its argument another shape, where it lies.
+
+        Rules look at shapes later: what was recorded so far goes on with the old one.
+        """
+        functional, target = _functional_form(func), args[0]
+        before = target.view(target.shape)
+        for call, *_ in self._calls:
+            call.replace(target, before)
+        func(*args, **kwargs)
+        self._record(functional, (before, *args[1:]), kwargs, target, active, leaves)
+        return target
+
+    def _record(
+        self, func: Any, args: Any, kwargs: Any, out: Any, active: list[int], leaves: list[Any]
+    ) -> None:
+        call = Call(func, args, kwargs, out, active)
+        sources = tuple(
+            self._slots[id(leaf)][0] if i in active else None for i, leaf in enumerate(leaves)
+        )
+        outs = out if isinstance(out, tuple | list) else (out,)
+        targets = tuple(
+            self.add(o) if isinstance(o, Tensor) and o.is_floating_point() else None for o in outs
+        )
+        if not self._nested and func not in RULES and len(outs) > 1:
+            self._foreign.update(t for t in targets if t is not None)
+        self._calls.append((call, sources, targets))
+
+    def _refuse_shared(self, target: Tensor) -> None:
+        sharing = self._memory.get(address(target), set())
+        if target._is_view() or sharing - {id(target)}:
+            msg = "an in-place operation on memory that several tensors share"
+            raise Untraceable(msg)
+
+    def _check_mutation(self, out: Any) -> None:
+        """A constant written over a known tensor would leave us with a stale slot."""
+        if isinstance(out, Tensor) and id(out) in self._slots:
+            msg = "an in-place operation that overwrites a recorded tensor"
+            raise Untraceable(msg)
+
+
+@functools.cache
+def _facts(func: Any) -> tuple[bool, bool]:
+    """Whether an operation draws random numbers, and whether it writes to its arguments."""
+    return torch.Tag.nondeterministic_seeded in func.tags, func._schema.is_mutable
+
+
+@functools.cache
+def _functional_form(func: Any) -> Any:
+    """The operation that returns what an in-place one writes: its name and types of arguments."""
+    name = func._schema.name.removeprefix("aten::")
+    packet = getattr(aten, name.removesuffix("_"), None) if name.endswith("_") else None
+    for overload in () if packet is None else packet.overloads():
+        functional = getattr(packet, overload)
+        if _signature(functional) == _signature(func):
+            return functional
+    msg = f"the operation {func} writes to its arguments"
+    raise Untraceable(msg)
+
+
+def _signature(func: Any) -> list[tuple[str, str]]:
+    return [(argument.name, str(argument.type)) for argument in func._schema.arguments]

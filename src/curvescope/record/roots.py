@@ -1,0 +1,54 @@
+"""Square roots of the matrices in output space: ``B_n = Σ_k q_nk q_nkᵀ`` for every sample.
+
+A Gauss–Newton matrix is ``Jᵀ B J = Σ_k (Jᵀ q_k)(Jᵀ q_k)ᵀ``, so that its rows ``N = Q G`` (DH A.1,
+eq. 28 and 35) are what comes back to a layer from the directions ``q_k``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from curvescope.problem.losses import LossAt
+from curvescope.record.layers import UnsupportedLayer
+from curvescope.record.outputs import GradientOuter, LossHessian, OutputMatrix
+
+
+def root(matrix: OutputMatrix, loss: LossAt, z: Tensor, batch: int) -> Tensor:
+    """``[B, K, *z.shape[1:]]``: directions whose outer products sum to each sample's matrix.
+
+    ``K`` is ``C − 1`` for cross-entropy with one label per sample, the number of outputs for a
+    squared error, 1 for the logistic loss and the empirical Fisher, the number of draws for the
+    Monte-Carlo Fisher. A sample of several terms (a label at each position) has as many times more,
+    each of which lives on one term.
+
+    Raises:
+        UnsupportedLayer: the loss is not convex at this output.
+    """
+    vectors = _by_term(matrix, loss, z, batch)  # [s, terms, c]
+    s, terms, c = vectors.shape
+    each = terms // z.shape[0]
+    if each > 1:
+        apart = torch.eye(each, dtype=z.dtype, device=z.device)[:, None, :, None]
+        vectors = (vectors.reshape(s, 1, -1, each, c) * apart).reshape(s * each, terms, c)
+    like = z.detach()[None].expand(vectors.shape[0], *z.shape)
+    return loss.scatter(vectors, like).transpose(0, 1)
+
+
+def _by_term(matrix: OutputMatrix, loss: LossAt, z: Tensor, batch: int) -> Tensor:
+    """``[s, terms, c]``: the root of every term's matrix, column by column."""
+    if isinstance(matrix, LossHessian):
+        found = loss.root()
+        if found is None:
+            raise UnsupportedLayer(_INDEFINITE)
+        return found
+    if isinstance(matrix, GradientOuter):
+        return loss.slopes()
+    matrix.apply(loss, batch, torch.zeros_like(z)[None])  # draws the samples and leaves them there
+    return loss.draws[matrix] / matrix.samples**0.5
+
+
+_INDEFINITE = (
+    "layers: the loss is not convex in the output, so that its Hessian has no real root; use "
+    "cs.GaussNewton(problem) without the closed form"
+)

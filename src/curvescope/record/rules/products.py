@@ -1,0 +1,153 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from curvescope.record.constant import Known, Smaller, smaller
+from curvescope.record.multiply import add_product, as_convolution, multiply
+from curvescope.record.rules.generic import generic
+from curvescope.record.rules.step import Call, LinearStep, Outputs, lift, own, rule
+
+aten = torch.ops.aten
+
+
+class _Product:
+    """``(ȧ, ḃ, start) ↦ start + ȧ b + a ḃ``, with ``left = b`` and ``right = a``.
+
+    Every term after the first is accumulated inside the matrix product, in memory that is ours. In
+    block form the columns of ``ȧ`` fold into the rows of one product; those of ``ḃ`` make a batch.
+    """
+
+    def __init__(self, left: Tensor | None, right: Tensor | None) -> None:
+        self._left, self._right = left, right
+
+    def __call__(self, ta: Tensor | None, tb: Tensor | None, start: Tensor | None = None) -> Tensor:
+        total = None
+        if tb is not None:
+            total = self._from_right(tb, start)
+        if ta is not None:
+            if total is None:
+                return self._from_left(ta, start)
+            self._add_left(total, ta)
+        assert total is not None
+        return total
+
+    def _from_right(self, tb: Tensor, start: Tensor | None) -> Tensor:
+        assert self._right is not None
+        return _matmul(self._right, tb, start)
+
+    def _from_left(self, ta: Tensor, start: Tensor | None) -> Tensor:
+        assert self._left is not None
+        return _matmul(ta, self._left, start)
+
+    def _add_left(self, total: Tensor, ta: Tensor) -> None:
+        assert self._left is not None
+        _accumulate(total, ta, self._left)
+
+    def condensed(self, known: Known) -> _Product:
+        """The same without the constant lines of the factors, where they are worth it."""
+        left, right = smaller(self._left, known), smaller(self._right, known)
+        if left is None and right is None:
+            return self
+        return _Condensed(self._left, self._right, left, right)
+
+
+class _Condensed(_Product):
+    """A product whose factors, or one of them, have lost their constant lines."""
+
+    def __init__(
+        self, left: Tensor | None, right: Tensor | None, b: Smaller | None, a: Smaller | None
+    ) -> None:
+        super().__init__(None if b is not None else left, None if a is not None else right)
+        self._b, self._a = b, a
+
+    def _from_right(self, tb: Tensor, start: Tensor | None) -> Tensor:
+        if self._a is None:
+            return super()._from_right(tb, start)
+        if self._a.axis == 1:
+            return _matmul(self._a.matrix, self._a.lines.gather(tb, -2), start)
+        total = self._a.lines.spread(multiply(self._a.matrix, tb), -2)
+        return total if start is None else total.add_(start)
+
+    def _from_left(self, ta: Tensor, start: Tensor | None) -> Tensor:
+        if self._b is None:
+            return super()._from_left(ta, start)
+        if self._b.axis == 0:
+            return _matmul(self._b.lines.gather(ta, -1), self._b.matrix, start)
+        total = self._b.lines.spread(multiply(ta, self._b.matrix), -1)
+        return total if start is None else total.add_(start)
+
+    def _add_left(self, total: Tensor, ta: Tensor) -> None:
+        if self._b is None:
+            super()._add_left(total, ta)
+        elif self._b.axis == 0:
+            _accumulate(total, self._b.lines.gather(ta, -1), self._b.matrix)
+        else:
+            total.add_(self._from_left(ta, None))
+
+
+def _matmul(a: Tensor, b: Tensor, start: Tensor | None) -> Tensor:
+    """``start + a b`` in fresh memory; ``start`` is a row, or one row per column."""
+    if start is None:
+        return multiply(a, b)
+    if a.ndim == 2 and b.ndim == 2 and not as_convolution(a, b):
+        return torch.addmm(start, a, b)
+    return multiply(a, b).add_(start)
+
+
+def _accumulate(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """``total += a b``."""
+    if total.ndim == 2:
+        add_product(total, a, b)
+    elif total.ndim == 3 and b.ndim == 2 and a.is_contiguous() and total.is_contiguous():
+        add_product(total.flatten(0, 1), a.flatten(0, 1), b)
+    elif total.ndim == 3 and not as_convolution(a, b):
+        shape = total.shape[:1]
+        total.baddbmm_(a.expand(*shape, *a.shape[-2:]), b.expand(*shape, *b.shape[-2:]))
+    else:
+        total.add_(multiply(a, b))
+
+
+@rule(aten.mm.default, aten.bmm.default)
+def _mm(call: Call) -> LinearStep:
+    a, b = call.leaves
+    left = b.detach() if 0 in call.active else None
+    right = a.detach() if 1 in call.active else None
+    return _step(_Product(left, right))
+
+
+def _step(product: _Product) -> LinearStep:
+    def condensed(known: Known) -> LinearStep:
+        return _step(product.condensed(known))
+
+    return LinearStep(product, product, condensed, fresh=True)
+
+
+@rule(aten.addmm.default)
+def _addmm(call: Call) -> LinearStep:
+    if len(call.leaves) > 3:  # scaled forms are rare
+        return generic(call)
+    a, b = call.leaves[1:]
+    left = b.detach() if 1 in call.active else None
+    right = a.detach() if 2 in call.active else None
+    return _biased(_Product(left, right), tuple(call.out.shape))
+
+
+def _biased(product: _Product, shape: tuple[int, ...]) -> LinearStep:
+    def single(bias: Tensor | None, ta: Tensor | None, tb: Tensor | None) -> Outputs:
+        if ta is None and tb is None:
+            return own(bias.expand(shape))  # type: ignore[union-attr]
+        return product(ta, tb, bias)
+
+    def block(bias: Tensor | None, ta: Tensor | None, tb: Tensor | None) -> Outputs:
+        start = None if bias is None else lift(bias, 2)
+        if ta is None and tb is None:
+            return own(start.expand(start.shape[0], *shape))  # type: ignore[union-attr]
+        return product(ta, tb, start)
+
+    def condensed(known: Known) -> LinearStep:
+        return _biased(product.condensed(known), shape)
+
+    return LinearStep(single, block, condensed, fresh=True)

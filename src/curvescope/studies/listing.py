@@ -1,0 +1,43 @@
+"""All entries, and finding them by name."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+from curvescope._checks import CurvescopeError
+from curvescope.studies.entry import Entry
+
+
+def entries() -> tuple[Entry, ...]:
+    """Every entry, paper by paper.
+
+    >>> names = [entry.name for entry in entries()]
+    >>> len(names) == len(set(names))
+    True
+    """
+    from curvescope.studies import dissecting_hessian, flatness, practical_bound, traces
+
+    papers = (dissecting_hessian, traces, flatness, practical_bound)
+    return tuple(entry for paper in papers for entry in paper.ENTRIES)
+
+
+def find(name: str) -> tuple[Entry, ...]:
+    """The entries with this name, of this paper (``traces``), or by a pattern (``*/table-*``).
+
+    Raises:
+        CurvescopeError: If there is none.
+
+    >>> find("dissecting")
+    Traceback (most recent call last):
+    curvescope._checks.CurvescopeError: reproduce: there is no entry 'dissecting'; ...
+    """
+    found = tuple(
+        entry
+        for entry in entries()
+        if fnmatchcase(entry.name, name) or entry.name.startswith(f"{name.rstrip('/')}/")
+    )
+    if not found:
+        names = ", ".join(entry.name for entry in entries())
+        msg = f"reproduce: there is no entry {name!r}; entries are {names}"
+        raise CurvescopeError(msg)
+    return found

@@ -1,0 +1,229 @@
+"""Outcomes on the disk: earlier formats, times over several runs, checks and what is reduced."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from curvescope import io
+from curvescope._checks import CurvescopeError
+from curvescope.figures.model import Curve, Panel, Picture
+from curvescope.reports import reproduction
+from curvescope.studies import listing, record
+from curvescope.studies.entry import SCALES, Entry, Outcome, Row, Settings
+from curvescope.studies.flatness import ENTRIES as FLATNESS
+from curvescope.studies.flatness import by_network, degeneracy, mlp, optimizers, optimizers_100
+from curvescope.studies.practical_bound import ENTRIES as PRACTICAL
+from curvescope.studies.practical_bound import regularizer, regularizer_wide
+from tests.studies.soundness import assert_complete
+
+COMMITTED = Path(__file__).parents[2] / "reproductions"
+STOPPED: list[bool] = []
+
+
+def toy(settings: Settings) -> Outcome:
+    if STOPPED.pop():
+        raise KeyboardInterrupt
+    curve = Curve.of("", None, [0.1, 0.2], low=[-0.1, 0.0], high=[0.3, 1.3])
+    panel = Panel(title="fc1", xlabel="k", ylabel="overlap", curves=(curve,))
+    return Outcome((Row("a", 2.0), Row("b", 3.0)), (Picture("p", "Overlaps.", (panel,)),))
+
+
+def grows(outcome: Outcome) -> list[Row]:
+    a, b = (row.ours for row in outcome.rows)
+    return [Row("b over a", b / a, low=1.0)]
+
+
+TOY = Entry(
+    "toys/toy", "toy (no figure)", "Counts.", {"small": "nothing"}, toy,
+    subject={"small": "F-2^2 on toys"}, reduced={"small": "2 epochs instead of 300"}, checks=grows,
+)  # fmt: skip
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "entries", lambda: (TOY,))
+    monkeypatch.setattr(reproduction, "entries", lambda: (TOY,))
+
+
+def made(tmp_path: Path, *stops: bool) -> record.Record:
+    settings = Settings("small", io.make_folder(tmp_path / "work"))
+    (settings.work / "part").touch()
+    STOPPED[:] = [False, *reversed(stops)]
+    for _ in stops:
+        with pytest.raises(KeyboardInterrupt):
+            record.run(TOY, settings)
+    return record.run(TOY, settings)
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_total_counts_runs_that_were_stopped(tmp_path: Path) -> None:
+    found = made(tmp_path, True, True)
+    assert found.runs == 3
+    (ledger,) = (tmp_path / "work" / "seconds").rglob("*.json")
+    assert len(io.load(ledger, record.Ledger).seconds) == 3
+    io.save(ledger, record.Ledger((100.0, 200.0)))
+    STOPPED[:] = [False]
+    again = record.run(TOY, Settings("small", tmp_path / "work"))
+    assert again.total == pytest.approx(300.0, abs=1.0)
+    assert reproduction.spent(again) == "5.0 min in 3 runs"
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_run_that_left_nothing_is_not_counted(tmp_path: Path) -> None:
+    STOPPED[:] = [True]
+    with pytest.raises(KeyboardInterrupt):
+        record.run(TOY, Settings("small", tmp_path / "work"))
+    assert not (tmp_path / "work").exists()
+
+
+def test_a_bar_in_a_name_is_no_column() -> None:
+    line = reproduction.table((Row("largest |λ|", 2.0, note="|x| ≤ 1"),)).splitlines()[2]
+    assert line == r"| largest \|λ\| | – | **2** | \|x\| ≤ 1 |"
+
+
+@pytest.mark.usefixtures("alone")
+def test_checks_and_words_come_from_the_entry(tmp_path: Path) -> None:
+    found = made(tmp_path)
+    unchecked = replace(found.outcome, checks=())  # as an outcome that was made before the check
+    replace(found, outcome=unchecked, shows="Old words.", reduced="").save(tmp_path)
+    again = record.load(tmp_path, "toys/toy")
+    assert again is not None
+    assert again == found
+    assert [row.agrees for row in again.outcome.judged] == [True]
+    assert again.verdict == "1 of 1 as in the paper"
+    page = reproduction.markdown(again)
+    assert (
+        "**F-2² on toys.** Smaller than in the paper at this scale: 2 epochs instead of 300."
+        in page
+    )
+    assert "| b over a | ≥ 1 | **1.5** | yes |" in page
+
+
+@pytest.mark.usefixtures("alone")
+def test_an_outcome_that_was_changed_moved_or_made_earlier_is_refused(tmp_path: Path) -> None:
+    made(tmp_path).save(tmp_path)
+    file = tmp_path / "toys" / "toy" / "outcome.json"
+    whole = file.read_text()
+    for text, words in (
+        (whole.replace('"ours": 2.0', '"ours": 2.5'), "its checksum is wrong"),
+        (whole.replace('"format": 3', '"format": 2'), "has format 2, this version reads 3"),
+        ("{}", "holds no Record, but something else"),
+    ):
+        file.write_text(text)
+        with pytest.raises(CurvescopeError, match=rf"{words}.*--again computes it anew"):
+            record.load(tmp_path, "toys/toy")
+    other = io.make_folder(tmp_path / "toys" / "other") / "outcome.json"
+    other.write_text(whole)
+    with pytest.raises(CurvescopeError, match="is the outcome of toys/toy"):
+        record.load(tmp_path, "toys/other")
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_index_counts_rows_judged_and_met(tmp_path: Path) -> None:
+    found = made(tmp_path)
+    more = (*found.outcome.rows, Row("c", 5.0, high=4.0))
+    replace(found, outcome=replace(found.outcome, rows=more[:2])).save(tmp_path)
+    assert "| small | 1 of 1 as in the paper | 3 |" in reproduction.index(tmp_path)
+    assert "| 1 entries | | | 1 of 1 as in the paper | 3 | |" in reproduction.index(tmp_path)
+
+
+# The real entries ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("entry", listing.entries(), ids=lambda entry: entry.name)
+def test_an_entry_says_what_it_looks_at_and_what_is_smaller(entry: Entry) -> None:
+    assert set(entry.subject) == set(entry.reduced) == set(entry.cost)
+    assert all(entry.subject[scale] and entry.reduced[scale] for scale in SCALES)
+    assert not any(
+        text.endswith(".") for text in (*entry.subject.values(), *entry.reduced.values())
+    )
+
+
+@pytest.mark.parametrize(
+    ("entry", "epochs"),
+    [
+        *((e, s.epochs) for e, s in zip(by_network.ENTRIES, by_network.STUDIES, strict=True)),
+        (degeneracy.ENTRY, degeneracy.EPOCHS),
+        (optimizers.ENTRY, optimizers.EPOCHS),
+        (optimizers_100.ENTRY, optimizers_100.EPOCHS),
+        (regularizer.ENTRY, regularizer.EPOCHS),
+        (regularizer_wide.ENTRY, regularizer_wide.EPOCHS),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_reduced_epochs_are_those_of_the_run(entry: Entry, epochs: dict[str, int]) -> None:
+    for scale in ("small", "paper"):
+        assert f"{epochs[scale]} epochs" in entry.reduced[scale]
+
+
+def test_entries_of_ff_and_pp_name_data_and_epochs_at_paper_scale() -> None:
+    assert (
+        f"{mlp.EPOCHS['small']} epochs instead of {mlp.EPOCHS['paper']}"
+        in mlp.ENTRY.reduced["small"]
+    )
+    for entry in (*FLATNESS, *PRACTICAL):
+        said = entry.reduced["paper"]
+        assert said.startswith("nothing") or "instead of" in said or "PP name neither" in said, said
+
+
+@pytest.mark.parametrize(
+    "name", [entry.name for entry in listing.entries() if (COMMITTED / entry.name).is_dir()]
+)
+def test_a_committed_outcome_can_be_read_and_drawn(name: str) -> None:
+    found = record.load(COMMITTED, name)
+    assert found is not None
+    assert found.outcome.judged, "every entry has something to meet"
+    for picture in found.outcome.pictures:
+        assert picture.title or found.subject
+        assert_complete(picture)
+
+
+# Criteria -----------------------------------------------------------------------------------------
+
+
+def rows(*pairs: tuple[str, float]) -> Outcome:
+    return Outcome(tuple(Row(what, ours) for what, ours in pairs))
+
+
+def verdicts(entry: Entry, found: Outcome) -> list[bool | None]:
+    return [row.agrees for row in entry.checks(found)]
+
+
+def test_a_weight_decay_that_flattens_is_seen_between_any_two_runs() -> None:
+    def found(largest: tuple[float, float, float]) -> Outcome:
+        pairs = []
+        for what, values in (
+            ("λ_max", largest), ("tr H² / P", (1.0, 2.0, 3.0)), ("‖w‖", (3.0, 2.0, 1.0))
+        ):  # fmt: skip
+            pairs += [(f"{what}, weight decay {i}", value) for i, value in enumerate(values)]
+        return rows(*pairs)
+
+    (entry,) = listing.find("flatness/cnn")
+    assert verdicts(entry, found((1.0, 2.0, 3.0))) == [True, True, True]
+    assert verdicts(entry, found((1.0, 0.9, 3.0))) == [False, True, True]
+
+
+def test_an_approximation_that_misses_the_top_is_seen() -> None:
+    (entry,) = listing.find("dissecting-hessian/full-hessian")
+
+    def found(top: float, more: float, error: float) -> Outcome:
+        return rows(
+            ("overlap of the top 9", top), ("overlap of the top 50", more),
+            ("mean relative error of the top 9 eigenvalues", error),
+        )  # fmt: skip
+
+    assert verdicts(entry, found(0.94, 0.74, 0.08)) == [True, True, True]
+    assert verdicts(entry, found(0.3, 0.74, 0.5)) == [False, False, False]
+
+
+def test_mass_away_from_zero_is_seen() -> None:
+    def found(G: float, H: float, place: float) -> Outcome:
+        point = {"gauss_newton": {"nearest_value": place}, "hessian": {"pair_value": 1e-3}}
+        got = rows(("mass of G nearest zero, epoch 0", G), ("mass of H, two nearest, epoch 0", H))
+        return replace(got, numbers={"points": [point]})
+
+    assert verdicts(degeneracy.ENTRY, found(0.95, 0.9, 1e-6)) == [True, True, True]
+    assert verdicts(degeneracy.ENTRY, found(0.4, 0.9, 1e-1)) == [False, True, False]
