@@ -9,7 +9,7 @@ TYPE_CHECKING = False  # as in typing, which would cost more than all the rest h
 if TYPE_CHECKING:
     from curvescope._checks import CurvescopeError, ModelError
     from curvescope.certificates import Certificate
-    from curvescope.certificates.certify import certify
+    from curvescope.certificates.certification import certify
     from curvescope.data import Dataset, dataset, gaussian_mixture
     from curvescope.figures.plot import plot
     from curvescope.flatness import (
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
         sharpness_by_mode,
         subsampling_study,
     )
-    from curvescope.flatness.rescale import rescale
+    from curvescope.flatness.rescaling import rescale
     from curvescope.networks import NetworkSpec, network
-    from curvescope.networks.initialize import initialize
+    from curvescope.networks.initialization import initialize
     from curvescope.operators.algebra import deflate, knockout
     from curvescope.operators.base import LinearOperator
     from curvescope.operators.gauss_newton import EmpiricalFisher, GaussNewton, MonteCarloFisher
@@ -48,20 +48,20 @@ if TYPE_CHECKING:
         spectral_measure,
         subspace_iteration,
     )
-    from curvescope.spectra.eigenpairs import eigenpairs
+    from curvescope.spectra.chebyshev import kpm
+    from curvescope.spectra.eigensolver import eigenpairs
     from curvescope.spectra.exact import ExactSpectrum, log_distance
-    from curvescope.spectra.kpm import kpm
-    from curvescope.spectra.lanczos import lanczos
-    from curvescope.spectra.logdet import logdet
-    from curvescope.spectra.trace import trace
+    from curvescope.spectra.log_determinant import logdet
+    from curvescope.spectra.traces import trace
+    from curvescope.spectra.tridiagonal import lanczos
     from curvescope.structure.autocorrelation import (
         autocorrelation_structure,
         autocorrelation_table,
     )
-    from curvescope.structure.cfac import cfac, layer_approximations
+    from curvescope.structure.class_factors import cfac, layer_approximations
     from curvescope.structure.classes import ClassStructure, class_structure
     from curvescope.structure.clustering import logit_clusters, tsne
-    from curvescope.structure.correspondence import correspondence, singular_structure
+    from curvescope.structure.correspondences import correspondence, singular_structure
     from curvescope.structure.factors import KroneckerFactors, kronecker_factors
     from curvescope.structure.full_hessian import full_hessian_approximation, full_output_hessian
     from curvescope.structure.knockouts import class_knockouts, hessian_split
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from curvescope.structure.layers import layer_statistics
     from curvescope.structure.outliers import attribute_outliers
     from curvescope.structure.output_hessian import output_hessian_theory, random_two_layer
-    from curvescope.structure.overlap import compare_eigenpairs, overlap, pairwise_overlap
+    from curvescope.structure.overlaps import compare_eigenpairs, overlap, pairwise_overlap
     from curvescope.structure.prediction import overlap_prediction
     from curvescope.structure.traces import class_traces
     from curvescope.training import (
@@ -179,11 +179,11 @@ __all__ = [
 _HOMES = {
     "curvescope._checks": ("CurvescopeError", "ModelError"),
     "curvescope.certificates": ("Certificate",),
-    "curvescope.certificates.certify": ("certify",),
+    "curvescope.certificates.certification": ("certify",),
     "curvescope.data": ("Dataset", "dataset", "gaussian_mixture"),
     "curvescope.figures.plot": ("plot",),
     "curvescope.networks": ("NetworkSpec", "network"),
-    "curvescope.networks.initialize": ("initialize",),
+    "curvescope.networks.initialization": ("initialize",),
     "curvescope.operators.algebra": ("deflate", "knockout"),
     "curvescope.operators.base": ("LinearOperator",),
     "curvescope.operators.gauss_newton": ("EmpiricalFisher", "GaussNewton", "MonteCarloFisher"),
@@ -202,7 +202,7 @@ _HOMES = {
         "sharpness_by_mode",
         "subsampling_study",
     ),
-    "curvescope.flatness.rescale": ("rescale",),
+    "curvescope.flatness.rescaling": ("rescale",),
     "curvescope.spectra": (
         "EigenPairs",
         "Estimate",
@@ -218,17 +218,17 @@ _HOMES = {
         "spectral_measure",
         "subspace_iteration",
     ),
-    "curvescope.spectra.eigenpairs": ("eigenpairs",),
+    "curvescope.spectra.eigensolver": ("eigenpairs",),
     "curvescope.spectra.exact": ("ExactSpectrum", "log_distance"),
-    "curvescope.spectra.kpm": ("kpm",),
-    "curvescope.spectra.lanczos": ("lanczos",),
-    "curvescope.spectra.logdet": ("logdet",),
-    "curvescope.spectra.trace": ("trace",),
+    "curvescope.spectra.chebyshev": ("kpm",),
+    "curvescope.spectra.tridiagonal": ("lanczos",),
+    "curvescope.spectra.log_determinant": ("logdet",),
+    "curvescope.spectra.traces": ("trace",),
     "curvescope.structure.autocorrelation": ("autocorrelation_structure", "autocorrelation_table"),
-    "curvescope.structure.cfac": ("cfac", "layer_approximations"),
+    "curvescope.structure.class_factors": ("cfac", "layer_approximations"),
     "curvescope.structure.classes": ("ClassStructure", "class_structure"),
     "curvescope.structure.clustering": ("logit_clusters", "tsne"),
-    "curvescope.structure.correspondence": ("correspondence", "singular_structure"),
+    "curvescope.structure.correspondences": ("correspondence", "singular_structure"),
     "curvescope.structure.factors": ("KroneckerFactors", "kronecker_factors"),
     "curvescope.structure.full_hessian": ("full_hessian_approximation", "full_output_hessian"),
     "curvescope.structure.knockouts": ("class_knockouts", "hessian_split"),
@@ -236,7 +236,7 @@ _HOMES = {
     "curvescope.structure.layers": ("layer_statistics",),
     "curvescope.structure.outliers": ("attribute_outliers",),
     "curvescope.structure.output_hessian": ("output_hessian_theory", "random_two_layer"),
-    "curvescope.structure.overlap": ("compare_eigenpairs", "overlap", "pairwise_overlap"),
+    "curvescope.structure.overlaps": ("compare_eigenpairs", "overlap", "pairwise_overlap"),
     "curvescope.structure.prediction": ("overlap_prediction",),
     "curvescope.structure.traces": ("class_traces",),
     "curvescope.training": (

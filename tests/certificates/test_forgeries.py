@@ -18,7 +18,7 @@ from curvescope.certificates.bound import risk_bound
 from curvescope.certificates.certificate import posterior_file
 from curvescope.certificates.evaluate import Draws, Plan
 from curvescope.certificates.posterior import Posterior
-from curvescope.certificates.verify import told_apart
+from curvescope.certificates.verification import told_apart
 from curvescope.identity import file_digest
 from curvescope.io.checksum import checksum
 from tests.certificates.models import blobs, convnet, mlp, normal, state_of, train

@@ -188,7 +188,7 @@ def test_an_interrupted_certification_goes_on_to_the_same_end(
     assert [path.name for path in tmp_path.iterdir()] == ["c.parts"]
     with monkeypatch.context() as patch:
         patch.setattr(
-            sys.modules["curvescope.certificates.certify"], "optimize", None
+            sys.modules["curvescope.certificates.certification"], "optimize", None
         )  # it is finished
         assert application.run(arguments) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c.json", "c.posterior.safetensors"]
@@ -309,7 +309,7 @@ def test_again_replaces_and_parts_of_another_method_are_not_lost_silently(
     assert contents(parts) == kept
     with monkeypatch.context() as patch:
         patch.setattr(
-            sys.modules["curvescope.certificates.certify"], "optimize", None
+            sys.modules["curvescope.certificates.certification"], "optimize", None
         )  # goes on from the parts
         assert application.run(other) == 0
     assert Certificate.load(tmp_path / "c.json").method.name == "appr"

@@ -11,7 +11,7 @@ from curvescope._checks import CurvescopeError
 from curvescope.certificates.methods import posterior_method
 from curvescope.figures.results import picture
 from curvescope.structure.clustering import Embedding
-from curvescope.structure.correspondence import SingularStructure
+from curvescope.structure.correspondences import SingularStructure
 
 pytest.importorskip("matplotlib")
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import curvescope as cs
 from curvescope.flatness.deep_linear import DeepLinear
 from curvescope.flatness.degeneracy import rank_history
-from curvescope.flatness.rescale import Congruence, rescale
+from curvescope.flatness.rescaling import Congruence, rescale
 
 EXACT = 1e-8
 

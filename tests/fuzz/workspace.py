@@ -29,7 +29,7 @@ from curvescope.operators.simple import Dense
 from curvescope.reports.page import render
 from curvescope.reports.runs import find_runs
 from curvescope.reports.training import render_training
-from curvescope.spectra.trace import trace
+from curvescope.spectra.traces import trace
 from curvescope.studies import listing
 from curvescope.studies.entry import Entry, Outcome, Row
 from curvescope.studies.entry import Settings as EntrySettings

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import curvescope as cs
-from curvescope.flatness.scores import scores
+from curvescope.flatness.network_scores import scores
 from curvescope.operators.gram import GramForm
 from curvescope.record.extended import class_directions
 from curvescope.record.outputs import LossHessian

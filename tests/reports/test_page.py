@@ -17,7 +17,7 @@ import torch
 
 from curvescope import io
 from curvescope._checks import CurvescopeError
-from curvescope.certificates.certify import certify
+from curvescope.certificates.certification import certify
 from curvescope.certificates.divergence import percent_upwards
 from curvescope.certificates.methods import posterior_method
 from curvescope.experiments.store import Finding, RunDirectory

@@ -8,7 +8,7 @@ from torch import nn
 
 import curvescope as cs
 from curvescope.structure.full_hessian import full_hessian_approximation, full_output_hessian
-from curvescope.structure.overlap import compare_eigenpairs
+from curvescope.structure.overlaps import compare_eigenpairs
 from tests.cases import classes, convert
 
 

@@ -9,12 +9,12 @@ from torch.utils.checkpoint import checkpoint
 
 import curvescope as cs
 from curvescope.structure.autocorrelation import autocorrelation_structure
-from curvescope.structure.correspondence import correspondence, singular_structure
+from curvescope.structure.correspondences import correspondence, singular_structure
 from curvescope.structure.factors import kronecker_factors
 from curvescope.structure.full_hessian import full_hessian_approximation
 from curvescope.structure.layer_pairs import layer_eigenpairs
 from curvescope.structure.output_hessian import output_hessian_theory
-from curvescope.structure.overlap import compare_eigenpairs, pairwise_overlap
+from curvescope.structure.overlaps import compare_eigenpairs, pairwise_overlap
 from curvescope.structure.prediction import overlap_prediction
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import curvescope as cs
 from curvescope.structure.factors import KroneckerFactors
-from curvescope.structure.overlap import overlap
+from curvescope.structure.overlaps import overlap
 from curvescope.structure.prediction import overlap_prediction
 
 

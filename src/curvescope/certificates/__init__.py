@@ -2,10 +2,10 @@
 
 from curvescope.certificates.bound import Confidence, PriorGrid
 from curvescope.certificates.certificate import Certificate
-from curvescope.certificates.certify import certify
+from curvescope.certificates.certification import certify
 from curvescope.certificates.methods import Method, posterior_method
 from curvescope.certificates.optimize import Progress
-from curvescope.certificates.verify import Verification, verify
+from curvescope.certificates.verification import Verification, verify
 
 __all__ = [
     "Certificate",

@@ -21,7 +21,7 @@ from curvescope.certificates.optimize import Point, Progress
 from curvescope.certificates.posterior import Posterior
 from curvescope.certificates.prior import State
 from curvescope.certificates.request import Request
-from curvescope.certificates.verify import Verification, verify
+from curvescope.certificates.verification import Verification, verify
 from curvescope.identity import checksum, digest, file_digest
 
 
@@ -165,7 +165,7 @@ class Certificate:
     ) -> Verification:
         """Check the arithmetic, the posterior and, with what was certified, everything else.
 
-        See :func:`curvescope.certificates.verify.verify`.
+        See :func:`curvescope.certificates.verification.verify`.
         """
         return verify(
             self, model=model, initial_state=initial_state, data=data, prior_data=prior_data,

@@ -62,7 +62,7 @@ def prepare(
         seed: Decides the split and the training.
 
     Raises:
-        CurvescopeError: See :func:`curvescope.certificates.certify.certify`.
+        CurvescopeError: See :func:`curvescope.certificates.certification.certify`.
     """
     layout = Layout.of(model)
     own = model.state_dict()

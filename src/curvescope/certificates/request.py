@@ -70,7 +70,7 @@ def describe(
     prior_split: float | None = None,
     prior_data: Any = None,
 ) -> Request:
-    """The request that :func:`~curvescope.certificates.certify.certify` answers; same arguments.
+    """What :func:`~curvescope.certificates.certification.certify` is asked for; same arguments.
 
     Nothing is drawn from the generator. Cost: reading weights and data once.
 

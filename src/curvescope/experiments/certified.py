@@ -55,7 +55,7 @@ def certified(
         seed: Decides every random number.
         again: Whether what is there is replaced.
         progress: Called after every epoch, and while drawing.
-        **settings: As for :func:`curvescope.certificates.certify`.
+        **settings: As for :func:`curvescope.certificates.certification`.
 
     Raises:
         CurvescopeError: If something else is there, a certificate that is refuted, or another

@@ -20,8 +20,8 @@ from curvescope.experiments.lock import held
 from curvescope.experiments.stages import sharpness as stage
 from curvescope.experiments.stages.context import derived
 from curvescope.experiments.store import RunDirectory
+from curvescope.flatness.network_scores import scores
 from curvescope.flatness.report import SharpnessReport, has_batch_statistics, sharpness
-from curvescope.flatness.scores import scores
 from curvescope.identity import digest, file_digest
 from curvescope.problem import Problem
 from curvescope.training.folder import TrainingFolder

@@ -19,17 +19,17 @@ from curvescope.flatness.comparison import Comparison
 from curvescope.flatness.degeneracy import DegeneracyHistory
 from curvescope.flatness.subsampling import SubsamplingStudy
 from curvescope.spectra import density
-from curvescope.spectra.eigenpairs import EigenPairs
+from curvescope.spectra.chebyshev import ChebyshevMoments
+from curvescope.spectra.eigensolver import EigenPairs
 from curvescope.spectra.exact import ExactSpectrum
-from curvescope.spectra.kpm import ChebyshevMoments
 from curvescope.spectra.measure import SpectralMeasure
 from curvescope.structure.autocorrelation import AutocorrelationStructure
 from curvescope.structure.clustering import Clusters, Embedding
-from curvescope.structure.correspondence import Correspondence, SingularStructure
+from curvescope.structure.correspondences import Correspondence, SingularStructure
 from curvescope.structure.knockouts import HessianSplit, Knockouts
 from curvescope.structure.layers import LayerStatistics, MomentStatistics
 from curvescope.structure.outliers import SHARES, Attribution
-from curvescope.structure.overlap import EigenComparison, PairwiseOverlap
+from curvescope.structure.overlaps import EigenComparison, PairwiseOverlap
 from curvescope.structure.prediction import OverlapPrediction
 
 _COLORS = {"global": 4, "class": 0, "cross": 1, "diagonal": 3, "within": 2}
@@ -42,7 +42,7 @@ def picture(result: object) -> Picture:
     A mapping of densities, measures or exact spectra shares one pair of axes; any other has a panel
     for each name.
 
-    >>> from curvescope.structure.overlap import pairwise_overlap
+    >>> from curvescope.structure.overlaps import pairwise_overlap
     >>> shown = picture(pairwise_overlap([torch.eye(3), torch.eye(3)]))
     >>> shown.panels[0].curves[0].y
     (1.0, 1.0, 1.0)

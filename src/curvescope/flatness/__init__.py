@@ -6,10 +6,10 @@ from curvescope.flatness.degeneracy import DegeneracyHistory, DegeneracyPoint, r
 from curvescope.flatness.measures import CurvatureMeasures
 from curvescope.flatness.metric import PacMetric, pac_metric
 from curvescope.flatness.minibatch import MinibatchMetric, minibatch_metric
+from curvescope.flatness.network_scores import Scores, WeightNorms, scores, weight_norms
 from curvescope.flatness.regularizer import Objective, TraceRegularizer
 from curvescope.flatness.report import SharpnessReport, sharpness, sharpness_by_mode
-from curvescope.flatness.rescale import Congruence, Rescaled, rescale
-from curvescope.flatness.scores import Scores, WeightNorms, scores, weight_norms
+from curvescope.flatness.rescaling import Congruence, Rescaled, rescale
 from curvescope.flatness.subsampling import Subsample, SubsamplingStudy, subsampling_study
 
 __all__ = [

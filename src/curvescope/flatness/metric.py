@@ -25,8 +25,8 @@ import torch
 from curvescope import _checks
 from curvescope._checks import CurvescopeError
 from curvescope.flatness.measures import scaled
+from curvescope.flatness.network_scores import scores, weight_norms
 from curvescope.flatness.report import EXACT_UP_TO
-from curvescope.flatness.scores import scores, weight_norms
 from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.operators.hessian import Hessian
 from curvescope.problem import Problem

@@ -11,7 +11,13 @@ from torch import nn
 from curvescope import _checks
 from curvescope._checks import CurvescopeError
 from curvescope.flatness.measures import CurvatureMeasures, estimated_measures, exact_measures
-from curvescope.flatness.scores import Scores, WeightNorms, on_other_data, scores, weight_norms
+from curvescope.flatness.network_scores import (
+    Scores,
+    WeightNorms,
+    on_other_data,
+    scores,
+    weight_norms,
+)
 from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.operators.hessian import Hessian
 from curvescope.problem import Problem

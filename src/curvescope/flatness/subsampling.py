@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from curvescope import _checks
 from curvescope._checks import CurvescopeError
-from curvescope.flatness.scores import on_other_data
+from curvescope.flatness.network_scores import on_other_data
 from curvescope.operators.base import LinearOperator
 from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.operators.hessian import Hessian

@@ -1,6 +1,6 @@
 """The networks of the papers, by name."""
 
-from curvescope.networks.initialize import initialize
+from curvescope.networks.initialization import initialize
 from curvescope.networks.names import network
 from curvescope.networks.spec import NetworkSpec
 

@@ -12,7 +12,7 @@ from torch import nn
 from curvescope import _checks
 from curvescope._checks import CurvescopeError
 from curvescope.networks import plain, residual
-from curvescope.networks.initialize import SCHEMES, initialize
+from curvescope.networks.initialization import SCHEMES, initialize
 from curvescope.networks.spec import NetworkSpec
 
 _WIDTHS = r"\d+(?:\^\d+)?(?:-\d+(?:\^\d+)?)*"
@@ -63,7 +63,7 @@ def network(
         inputs: The shape of one input, ``(1, 28, 28)``; for fully connected networks also its size.
         classes: The number of outputs; 1 for the logistic loss with two classes.
         init: ``"pytorch"`` (the default), ``"xavier"`` or ``"dziugaite-roy"``
-            (:func:`curvescope.networks.initialize`).
+            (:func:`curvescope.networks.initialization`).
         generator: Where the weights are drawn from. Without one they are those of seed 0, the same
             at every call: enough to look at a network, or to load weights into it.
 

@@ -4,14 +4,13 @@ Each returns a frozen result that carries its error, its cost in products and ho
 here knows of networks; :mod:`curvescope.operators.base` is all it needs.
 """
 
+from curvescope.spectra.chebyshev import ChebyshevMoments, kpm
 from curvescope.spectra.control import Progress, Status
 from curvescope.spectra.density import Curve
-from curvescope.spectra.eigenpairs import EigenPairs, eigenpairs
+from curvescope.spectra.eigensolver import EigenPairs, eigenpairs
 from curvescope.spectra.estimate import Estimate
 from curvescope.spectra.exact import ExactSpectrum, exact_spectrum
-from curvescope.spectra.kpm import ChebyshevMoments, kpm
-from curvescope.spectra.lanczos import BlockTridiagonal, Tridiagonal, block_lanczos, lanczos
-from curvescope.spectra.logdet import logdet
+from curvescope.spectra.log_determinant import logdet
 from curvescope.spectra.measure import SpectralMeasure, spectral_measure
 from curvescope.spectra.rank import (
     RankDegeneracy,
@@ -20,7 +19,8 @@ from curvescope.spectra.rank import (
     rank_degeneracy,
 )
 from curvescope.spectra.subspace import subspace_iteration
-from curvescope.spectra.trace import diagonal, frobenius, trace
+from curvescope.spectra.traces import diagonal, frobenius, trace
+from curvescope.spectra.tridiagonal import BlockTridiagonal, Tridiagonal, block_lanczos, lanczos
 
 __all__ = [
     "BlockTridiagonal",

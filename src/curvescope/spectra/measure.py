@@ -23,7 +23,7 @@ from curvescope.operators.base import LinearOperator
 from curvescope.spectra import density as views
 from curvescope.spectra import probes as probing
 from curvescope.spectra.control import Status, Watch, require_symmetric
-from curvescope.spectra.eigenpairs import EigenPairs, eigenpairs
+from curvescope.spectra.eigensolver import EigenPairs, eigenpairs
 from curvescope.spectra.estimate import Estimate, Samples
 from curvescope.spectra.recurrence import Recurrence
 

@@ -12,7 +12,7 @@ from curvescope._checks import CurvescopeError
 from curvescope.operators.base import LinearOperator
 from curvescope.spectra import probes as probing
 from curvescope.spectra.control import Status, Watch, require_finite, require_symmetric
-from curvescope.spectra.eigenpairs import EigenPairs
+from curvescope.spectra.eigensolver import EigenPairs
 from curvescope.spectra.rows import inner, lengths, multiply
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from curvescope.operators.base import LinearOperator
 from curvescope.operators.curvature import Curvature
 from curvescope.operators.layer import LayerRoot
 from curvescope.spectra.control import Status
-from curvescope.spectra.eigenpairs import EigenPairs, eigenpairs
+from curvescope.spectra.eigensolver import EigenPairs, eigenpairs
 
 BLOCK = 2  # two vectors at once read what is stored once; more of them make the search longer
 STRAY = 0.4  # what a unit residual may have outside of the plane of the others

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from curvescope.operators.base import LinearOperator
 from curvescope.operators.simple import LowRank
-from curvescope.spectra.eigenpairs import eigenpairs
+from curvescope.spectra.eigensolver import eigenpairs
 
 _MARGIN = 1e-6  # by which a value has to exceed the edge, so that rounding makes no outlier
 _TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}  # residuals relative to the norm

@@ -20,9 +20,9 @@ from curvescope._random import gaussian
 from curvescope.operators.base import LinearOperator
 from curvescope.problem.problem import Problem
 from curvescope.record.layers import linear_layers
-from curvescope.spectra.eigenpairs import eigenpairs
+from curvescope.spectra.eigensolver import eigenpairs
 from curvescope.structure.factors import KroneckerFactors
-from curvescope.structure.overlap import overlap
+from curvescope.structure.overlaps import overlap
 
 
 def _later_product(later: Sequence[Tensor], classes: int) -> Tensor:

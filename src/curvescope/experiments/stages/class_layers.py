@@ -13,7 +13,11 @@ from curvescope.experiments.stages.context import Context
 from curvescope.experiments.store import Finding, Outcome
 from curvescope.spectra.exact import ExactSpectrum
 from curvescope.spectra.measure import SpectralMeasure
-from curvescope.structure.cfac import LayerApproximation, Misalignment, layer_approximations
+from curvescope.structure.class_factors import (
+    LayerApproximation,
+    Misalignment,
+    layer_approximations,
+)
 from curvescope.structure.layers import MomentStatistics, layer_statistics
 
 _KEPT = 200

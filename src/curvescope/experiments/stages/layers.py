@@ -12,11 +12,11 @@ from curvescope.experiments.checks import Check
 from curvescope.experiments.stages.context import Context
 from curvescope.experiments.store import Finding, Outcome
 from curvescope.operators.hessian import Hessian
-from curvescope.spectra.eigenpairs import eigenpairs
+from curvescope.spectra.eigensolver import eigenpairs
 from curvescope.structure.autocorrelation import autocorrelation_structure
-from curvescope.structure.correspondence import correspondence, singular_structure
+from curvescope.structure.correspondences import correspondence, singular_structure
 from curvescope.structure.factors import KroneckerFactors, kronecker_factors
-from curvescope.structure.overlap import compare_eigenpairs
+from curvescope.structure.overlaps import compare_eigenpairs
 
 _ROWS = 40
 """Eigenvectors of each factor in a correspondence matrix."""

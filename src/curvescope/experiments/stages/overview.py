@@ -12,7 +12,7 @@ from curvescope._checks import AnyFloat
 from curvescope.experiments.checks import Check
 from curvescope.experiments.stages.context import Context
 from curvescope.experiments.store import Outcome
-from curvescope.flatness.scores import scores, weight_norms
+from curvescope.flatness.network_scores import scores, weight_norms
 from curvescope.problem import Problem
 
 _STEPS = 4

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from curvescope.experiments.stages.context import Context
 from curvescope.experiments.store import Outcome, RunDirectory
+from curvescope.flatness.network_scores import on_other_data
 from curvescope.flatness.report import SharpnessReport, has_batch_statistics
 from curvescope.flatness.report import sharpness as measure
-from curvescope.flatness.scores import on_other_data
 from curvescope.problem import Problem
 
 NAME = "sharpness"

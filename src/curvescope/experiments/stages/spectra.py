@@ -21,11 +21,11 @@ from curvescope.experiments.store import Outcome, RunDirectory
 from curvescope.operators.base import LinearOperator
 from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.operators.hessian import Hessian
-from curvescope.spectra.eigenpairs import eigenpairs
+from curvescope.spectra.eigensolver import eigenpairs
 from curvescope.spectra.exact import ExactSpectrum, exact_spectrum, log_distance
 from curvescope.spectra.measure import SpectralMeasure, spectral_measure
 from curvescope.spectra.rank import rank_degeneracy
-from curvescope.spectra.trace import frobenius, trace
+from curvescope.spectra.traces import frobenius, trace
 
 MATRICES = ("H", "G", "E")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from curvescope.experiments.checks import Check, Number, agree
-from curvescope.spectra.eigenpairs import EigenPairs
+from curvescope.spectra.eigensolver import EigenPairs
 from curvescope.spectra.exact import ExactSpectrum
 from curvescope.spectra.measure import SpectralMeasure
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from curvescope.figures.model import Curve, Panel, Picture
 from curvescope.operators.hessian import Hessian
-from curvescope.spectra.eigenpairs import eigenpairs
+from curvescope.spectra.eigensolver import eigenpairs
 from curvescope.structure.full_hessian import full_hessian_approximation
-from curvescope.structure.overlap import compare_eigenpairs
+from curvescope.structure.overlaps import compare_eigenpairs
 from curvescope.studies.dissecting_hessian.families import FINISHED, MNIST, Group, group
 from curvescope.studies.entry import Entry, Outcome, Row, Settings
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from curvescope.operators.hessian import Hessian
-from curvescope.spectra.eigenpairs import EigenPairs
+from curvescope.spectra.eigensolver import EigenPairs
 from curvescope.structure.autocorrelation import AutocorrelationStructure, autocorrelation_structure
-from curvescope.structure.correspondence import correspondence, singular_structure
+from curvescope.structure.correspondences import correspondence, singular_structure
 from curvescope.structure.factors import KroneckerFactors, kronecker_factors
 from curvescope.structure.layer_pairs import layer_eigenpairs
-from curvescope.structure.overlap import PairwiseOverlap, overlap, pairwise_overlap
+from curvescope.structure.overlaps import PairwiseOverlap, overlap, pairwise_overlap
 from curvescope.structure.prediction import overlap_prediction
 from curvescope.studies.dissecting_hessian.families import Group
 from curvescope.studies.entry import Settings

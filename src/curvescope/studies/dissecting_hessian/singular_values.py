@@ -6,7 +6,7 @@ from torch import Tensor
 
 from curvescope.figures.model import Curve, Panel, Picture
 from curvescope.operators.hessian import Hessian
-from curvescope.structure.correspondence import singular_structure
+from curvescope.structure.correspondences import singular_structure
 from curvescope.structure.layer_pairs import layer_eigenpairs
 from curvescope.studies.dissecting_hessian.families import CIFAR, FINISHED, Group, group
 from curvescope.studies.entry import Entry, Outcome, Row, Settings

@@ -17,9 +17,9 @@ from curvescope.figures.model import Curve, Panel, Picture
 from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.operators.hessian import Hessian
 from curvescope.problem import Problem
-from curvescope.spectra.eigenpairs import eigenpairs
+from curvescope.spectra.eigensolver import eigenpairs
 from curvescope.spectra.exact import ExactSpectrum
-from curvescope.structure.cfac import layer_approximations
+from curvescope.structure.class_factors import layer_approximations
 from curvescope.structure.knockouts import ClassDual, class_dual
 from curvescope.structure.layers import LayerStatistics, layer_statistics
 from curvescope.structure.outliers import Attribution, outliers_of

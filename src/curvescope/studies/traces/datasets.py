@@ -12,7 +12,7 @@ from curvescope.figures.model import Picture
 from curvescope.operators.hessian import Hessian
 from curvescope.problem import Problem
 from curvescope.record.sweep import sweep_of
-from curvescope.spectra.eigenpairs import eigenpairs
+from curvescope.spectra.eigensolver import eigenpairs
 from curvescope.spectra.measure import SpectralMeasure, spectral_measure
 from curvescope.structure.outliers import widest_gap
 from curvescope.studies.entry import Entry, Outcome, Row, Settings

@@ -9,7 +9,7 @@ from curvescope.figures.model import Picture, above
 from curvescope.operators.gram import GramForm
 from curvescope.problem import Problem
 from curvescope.record.extended import class_directions
-from curvescope.structure.cfac import LayerApproximation, layer_approximations
+from curvescope.structure.class_factors import LayerApproximation, layer_approximations
 from curvescope.studies.entry import Entry, Outcome, Row, Settings
 from curvescope.studies.traces import subjects
 from curvescope.studies.traces.perceptron import DATA, SUBJECT, difference, perceptron

@@ -14,7 +14,7 @@ from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.operators.hessian import Hessian
 from curvescope.problem import Problem
 from curvescope.record.sweep import sweep_of
-from curvescope.spectra.eigenpairs import EigenPairs, eigenpairs
+from curvescope.spectra.eigensolver import EigenPairs, eigenpairs
 from curvescope.spectra.measure import SpectralMeasure, spectral_measure
 from curvescope.structure.outliers import widest_gap
 from curvescope.studies.entry import Entry, Outcome, Row, Settings

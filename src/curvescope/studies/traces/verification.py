@@ -8,7 +8,7 @@ from torch import Tensor
 from curvescope.figures.model import Curve, Panel, Picture
 from curvescope.operators.simple import Dense
 from curvescope.spectra.density import Curve as Density
-from curvescope.spectra.eigenpairs import eigenpairs
+from curvescope.spectra.eigensolver import eigenpairs
 from curvescope.spectra.exact import ExactSpectrum, exact_spectrum
 from curvescope.spectra.measure import SpectralMeasure, spectral_measure
 from curvescope.studies.entry import Entry, Outcome, Row, Settings

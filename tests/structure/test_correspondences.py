@@ -7,7 +7,7 @@ import torch
 
 import curvescope as cs
 from curvescope.operators.kronecker import KroneckerOperator
-from curvescope.structure.correspondence import correspondence, matricize, singular_structure
+from curvescope.structure.correspondences import correspondence, matricize, singular_structure
 from tests.operators.test_kronecker import gram
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import curvescope as cs
-from curvescope.structure.overlap import compare_eigenpairs, overlap, pairwise_overlap
+from curvescope.structure.overlaps import compare_eigenpairs, overlap, pairwise_overlap
 
 
 def orthonormal(d: int, k: int, seed: int) -> Tensor:

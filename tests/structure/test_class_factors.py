@@ -12,7 +12,7 @@ from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.problem import Problem
 from curvescope.spectra.exact import ExactSpectrum
 from curvescope.spectra.measure import SpectralMeasure
-from curvescope.structure.cfac import cfac, layer_approximations, quadratic_forms
+from curvescope.structure.class_factors import cfac, layer_approximations, quadratic_forms
 from curvescope.structure.factors import kronecker_factors
 from tests.cases import BY_NAME
 from tests.conformance import assert_relative, check_operator

@@ -22,7 +22,7 @@ from curvescope import _checks
 from curvescope._checks import CurvescopeError
 from curvescope._layers import LAYERS
 from curvescope._state import copied
-from curvescope.flatness.scores import on_other_data
+from curvescope.flatness.network_scores import on_other_data
 from curvescope.operators.base import LinearOperator
 from curvescope.problem import ParamSpace, Problem
 

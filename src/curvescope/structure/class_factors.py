@@ -31,7 +31,7 @@ from curvescope.record.layers import linear_layers, record_layers
 from curvescope.record.outputs import LossHessian
 from curvescope.record.roots import root
 from curvescope.record.samples import pieces
-from curvescope.spectra.eigenpairs import eigenpairs
+from curvescope.spectra.eigensolver import eigenpairs
 from curvescope.spectra.exact import ExactSpectrum, exact_spectrum, log_distance
 from curvescope.spectra.measure import SpectralMeasure, spectral_measure
 from curvescope.structure.classes import class_structure
