@@ -177,7 +177,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "curvescope._checks": ("CurvescopeError", "ModelError"),
+    "curvescope.errors": ("CurvescopeError", "ModelError"),
     "curvescope.certificates": ("Certificate",),
     "curvescope.certificates.certification": ("certify",),
     "curvescope.data": ("Dataset", "dataset", "gaussian_mixture"),

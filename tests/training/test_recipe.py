@@ -87,7 +87,7 @@ def test_checkpoints_are_sorted_and_single() -> None:
         ({"schedule": "averaging"}, "schedule='averaging' needs average_from"),
         ({"average_from": 10}, "average_from must be less than epochs=10, got 10"),
         ({"checkpoints": (11,)}, "checkpoints must not lie after epoch 10, got 11"),
-        ({"checkpoints": (0,)}, "each checkpoint must be an integer of at least 1"),
+        ({"checkpoints": (0,)}, "each of checkpoints must be an integer of at least 1"),
     ],
 )
 def test_contradictions_are_refused(change: dict, message: str) -> None:

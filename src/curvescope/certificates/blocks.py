@@ -33,7 +33,7 @@ class Block:
 
     def __post_init__(self) -> None:
         for size in self.shape or (0,) * self.layer:
-            positive_int(f"Block {self.name!r}", "every size", size)
+            positive_int(f"Block {self.name!r}", "size", size)
 
     @property
     def rows(self) -> int:

@@ -13,7 +13,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from curvescope._checks import CurvescopeError
 from curvescope.cli.analyze import analyze
 from curvescope.cli.certify import certify
 from curvescope.cli.compare import compare
@@ -25,6 +24,8 @@ from curvescope.cli.reproduce import reproduce
 from curvescope.cli.train import train
 from curvescope.cli.view import view
 from curvescope.cli.wording import in_users_words
+from curvescope.cli.words import words_of
+from curvescope.errors import CurvescopeError
 
 # The parser's own errors: click's class, or typer's copy of it in newer versions.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -91,10 +92,16 @@ def run(arguments: list[str]) -> int:
         code = command.main(arguments, prog_name="curvescope", standalone_mode=False)
         if sys.stdout is not None:  # it is None if the shell has closed it
             sys.stdout.flush()  # while a full disk or a closed pipe can still be said
-    except (CurvescopeError, _UsageError) as error:
+    except CurvescopeError as error:
         if debug:
             raise
-        return _complain(in_users_words(_sentence(error), arguments[:1]), code=2)
+        if error.rule is None:  # one string as yet
+            return _complain(in_users_words(error.where, arguments[:1]), code=2)
+        return _complain(words_of(command, arguments).about(error), code=2)
+    except _UsageError as error:
+        if debug:
+            raise
+        return _complain(_sentence(error), code=2)
     except Stopped as stopped:
         return _complain(f"interrupted; {stopped}", code=INTERRUPTED)
     except (KeyboardInterrupt, typer.Abort):

@@ -62,7 +62,7 @@ def compare(
     from curvescope.experiments.measured import Measuring, measured_run
     from curvescope.flatness.comparison import GENERALIZATION
 
-    one_of("compare", "--against", against, tuple(GENERALIZATION))
+    one_of("compare", "against", against, tuple(GENERALIZATION))
     if out is not None:
         check_folder("--out", out)
     home = str(choose_device(device))

@@ -154,7 +154,8 @@ def _check(name: str, root: Path | None) -> Check:
     except MissingFiles:
         raise
     except CurvescopeError as error:
-        return Check(name, [], in_users_words(str(error).removeprefix(f"verify({name!r}): ")))
+        said = str(error) if error.rule is None else error.after_where()
+        return Check(name, [], in_users_words(said.removeprefix(f"verify({name!r}): ")))
 
 
 def _counted(files: int) -> str:

@@ -69,7 +69,7 @@ def reproduce(
     curvescope reproduce dissecting-hessian/random-two-layer
     curvescope reproduce flatness --scale small --root ../data
     """  # noqa: D301 (\b keeps the lines of the examples apart)
-    one_of("reproduce", "--scale", scale, SCALES)
+    one_of("reproduce", "scale", scale, SCALES)
     asked, *others = names or ["list"]
 
     from curvescope.cli import studies

@@ -119,8 +119,8 @@ def train(
     from curvescope.experiments.training import named_data, train_network
     from curvescope.training.recipe import OPTIMIZERS, Recipe
 
-    one_of("train", "--optimizer", optimizer, OPTIMIZERS)
-    kind = cast(Kind, one_of("train", "--normalize", normalize, KINDS))
+    one_of("train", "optimizer", optimizer, OPTIMIZERS)
+    kind = cast(Kind, one_of("train", "normalize", normalize, KINDS))
     place = out or Path("runs") / f"{network}-{data}-seed{seed}"
     recipe = Recipe(
         seed=seed,
@@ -170,7 +170,7 @@ def _own_init(network: str) -> str | None:
 def _trace(of: str | None, weight: float | None) -> tuple[str, float] | None:
     """Whose trace is penalized how much, if any."""
     if of is not None:
-        one_of("train", "--trace-of", of, TRACES)
+        one_of("train", "trace_of", of, TRACES)
         if weight is None:
             msg = f"train: --trace-of {of} needs --trace-weight, how much its trace is penalized"
             raise CurvescopeError(msg)

@@ -13,7 +13,6 @@ _PATH = r"\((?:folder=)?('.*?')\)"
 
 # The beginning of a message, and what it becomes; the first that fits is taken.
 _BEGINNINGS: tuple[tuple[str, str], ...] = (
-    (r"Recipe: each checkpoint", "--checkpoints: each"),
     (r"Recipe: (?=(?:optimizer|schedule)=)", ""),
     (r"Recipe: (?=\w+)", "--"),
     (r"Confidence: sample \+ draws", "--delta and --draw-delta together"),

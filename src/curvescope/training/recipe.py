@@ -75,7 +75,7 @@ class Recipe:
             )
             raise CurvescopeError(msg)
         self._check_averaging(where)
-        kept = [_checks.positive_int(where, "each checkpoint", e) for e in self.checkpoints]
+        kept = [_checks.positive_int(where, "each of `checkpoints`", e) for e in self.checkpoints]
         if any(epoch > self.epochs for epoch in kept):
             msg = f"{where}: checkpoints must not lie after epoch {self.epochs}, got {max(kept)}"
             raise CurvescopeError(msg)

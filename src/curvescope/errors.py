@@ -1,0 +1,82 @@
+"""The errors of the library: what is wrong, in parts that make up one sentence.
+
+Misuse of the library raises :class:`CurvescopeError` (a ``ValueError``), so that a caller can tell
+it from a bug. ``str(error)`` says it to who wrote the call; the command line says it from the same
+parts to who typed the command.
+"""
+
+from __future__ import annotations
+
+import re
+
+# `name` or `name=value`, not within a word or a quoted text that somebody gave.
+MENTION = re.compile(r"(?<![\w'\"`])`([A-Za-z_][\w.]*(?:=[^`]*)?)`(?![\w'\"`])")
+
+
+class CurvescopeError(ValueError):
+    """The input breaks a stated rule; the message says which one and what to do.
+
+    Args:
+        where: What the sentence is about: a function, ``"train"``, with the argument at fault,
+            ``"certify(slack)"``, or with its value, ``"network('F-0')"``; or a path, ``"'a'"``.
+        rule: What must hold there, or what is wrong. An argument that it mentions is written in
+            backticks, with its value or without: the command line names the option instead.
+        given: What there is in place of it.
+        remedy: What to do; mentions arguments likewise.
+        remedy_cli: What to do at the command line, if that is something else.
+
+    >>> error = CurvescopeError("Recipe", "`lr` must be at least 0", given=-1, remedy="use 0.1")
+    >>> str(error)
+    'Recipe: lr must be at least 0, got -1; use 0.1'
+    """
+
+    def __init__(
+        self,
+        where: str,
+        rule: str | None = None,
+        *,
+        given: object = None,
+        remedy: str | None = None,
+        remedy_cli: str | None = None,
+    ) -> None:
+        super().__init__(where, rule)
+        self.where = where
+        self.rule = rule
+        self.given = None if given is None else str(given)
+        self.remedy = remedy
+        self.remedy_cli = remedy_cli
+
+    def __str__(self) -> str:
+        if self.rule is None:
+            return self.where
+        return f"{self.where}: {self.after_where()}"
+
+    def after_where(self) -> str:
+        """The sentence for a reader who knows already what it is about."""
+        return sentence(plain(self.rule or ""), self.given, plain(self.remedy or ""))
+
+
+class ModelError(CurvescopeError):
+    """The model cannot be differentiated as asked; the message names the module or operation."""
+
+
+class Inapplicable(CurvescopeError):
+    """A method does not apply to this model, loss or data: it will not on another day either."""
+
+
+class MemoryLimitError(CurvescopeError):
+    """The work does not fit into the memory that is free; it may fit later, or elsewhere."""
+
+
+def sentence(rule: str, given: str | None, remedy: str) -> str:
+    """The rule, what was given and the remedy, as far as there are such."""
+    return rule + ("" if given is None else f", got {given}") + (f"; {remedy}" if remedy else "")
+
+
+def plain(text: str) -> str:
+    """A text with its mentions of arguments as they stand in Python.
+
+    >>> plain("`schedule='averaging'` needs `average_from`")
+    "schedule='averaging' needs average_from"
+    """
+    return MENTION.sub(r"\1", text)
