@@ -6,10 +6,14 @@ import functools
 import os
 import subprocess
 import sys
+from argparse import Namespace
+from collections import deque, namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from threading import Lock
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -91,6 +95,64 @@ def hooked(factor: float) -> nn.Module:
     return model
 
 
+def hooked_backward(factor: float) -> nn.Module:
+    model = network()
+    model.handle = model.register_full_backward_hook(lambda module, before, after: (factor,))
+    return model
+
+
+def having(**attributes: object) -> nn.Module:
+    model = network()
+    for name, value in attributes.items():
+        setattr(model, name, value)
+    return model
+
+
+class Slots:
+    __slots__ = ("factor",)
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+
+class Attributes(dict[str, float]):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+
+class Wrapping:
+    def __init__(self, factor: float) -> None:
+        functools.update_wrapper(self, F.mse_loss)
+        self.factor = factor
+
+    def __call__(self, z: Any, y: Any) -> Any:
+        return self.factor * F.mse_loss(z, y)
+
+
+First = namedtuple("First", "x")
+Second = namedtuple("Second", "x")
+
+
+def with_class(define: Callable[[Any], dict[str, object]]) -> tuple[nn.Module, nn.Module]:
+    """Objects of two classes of one name, whose definitions know 2 and 3."""
+    one, two = (type("Layer", (nn.Module,), {"__module__": "script", **define(c)}) for c in (2, 3))
+    return one(), two()
+
+
+def differentiating(factor: float) -> Callable[[Any, Any], Any]:
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, z: Any) -> Any:
+            return factor * z
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            return factor * gradient
+
+    return lambda z, y: Scaled.apply(z).sum()
+
+
 ZERO, ONE = torch.zeros(2), torch.ones(2)
 
 DIFFERENT: dict[str, tuple[object, object]] = {
@@ -139,14 +201,38 @@ DIFFERENT: dict[str, tuple[object, object]] = {
     "kinds of modules": (network(0), network(0, nn.Tanh)),
     "attributes of a module": (network(eps=1e-5), network(eps=1e-3)),
     "hooks of a module": (hooked(1.0), hooked(2.0)),
+    "backward hooks of a module": (hooked_backward(1.0), hooked_backward(2.0)),
     "tied weights and equal ones": (tied(together=True), tied(together=False)),
-}
+    "private attributes": (having(_factor=2.0), having(_factor=3.0)),
+    "settings in a namespace": (having(args=Namespace(x=2)), having(args=Namespace(x=3))),
+    "ranges": (having(part=range(2)), having(part=range(3))),
+    "slices": (having(part=slice(2)), having(part=slice(3))),
+    "queues": (having(past=deque([2])), having(past=deque([3]))),
+    "slots": (having(settings=Slots(2.0)), having(settings=Slots(3.0))),
+    "beside what is not known": (having(all=[Lock(), 2]), having(all=[Lock(), 3])),
+    "sparse attributes": (
+        having(graph=torch.eye(2).to_sparse()), having(graph=2 * torch.eye(2).to_sparse()),
+    ),
+    "constants of a class": with_class(lambda c: {"factor": c}),
+    "static methods": with_class(lambda c: {"scale": staticmethod(scaled(c))}),
+    "class methods": with_class(lambda c: {"scale": classmethod(outer(c))}),
+    "properties": with_class(lambda c: {"factor": property(scaled(c))}),
+    "functions with a derivative": (differentiating(2.0), differentiating(3.0)),
+    "named tuples": (First(1), Second(1)),
+    "attributes of a mapping": (Attributes(2.0), Attributes(3.0)),
+    "objects that wrap one function": (Wrapping(2.0), Wrapping(3.0)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_different_things_have_different_digests(name: str) -> None:
     a, b = DIFFERENT[name]
     assert digest(a) != digest(b)
+
+
+def recurrent() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.LSTM(2, 3)
 
 
 SAME: dict[str, tuple[object, object]] = {
@@ -161,6 +247,10 @@ SAME: dict[str, tuple[object, object]] = {
     "equal lambdas": (scaled(2), scaled(2)),
     "equal partials": (functools.partial(max, 1), functools.partial(max, 1)),
     "equal modules": (network(0), network(0)),
+    "equal modules with hooks": (hooked_backward(1.0), hooked_backward(1.0)),
+    "equal modules with locks": (having(all=[Lock(), 2]), having(all=[Lock(), 2])),
+    "equal recurrent modules": (recurrent(), recurrent()),
+    "equal wrapping objects": (Wrapping(2.0), Wrapping(2.0)),
     "mode of a module": (network(0).train(), network(0).eval()),
     "generators in one state": (seeded(0), seeded(0)),
 }
@@ -180,6 +270,27 @@ def test_values_of_globals_belong_to_a_function() -> None:
         exec(source.format(value), scope)
         digests.append(digest(scope["loss"]))
     assert digests[0] == digests[2] != digests[1]
+
+
+@pytest.mark.parametrize("use", ["module.LAMBDA", "module.scaled()", "module.part.LAMBDA"])
+def test_what_is_used_of_a_users_module_belongs_to_a_function(use: str) -> None:
+    digests = []
+    for value in (0.1, 0.2, 0.1):
+        module, part = ModuleType("helpers"), ModuleType("helpers.part")
+        exec(f"LAMBDA = {value}\ndef scaled(): return {value}", vars(module))
+        exec(f"LAMBDA = {value}", vars(part))
+        vars(part)["above"], vars(module)["part"] = module, part
+        scope: dict[str, Any] = {"__name__": "script", "module": module}
+        exec(f"def loss(z, y): return {use} * (z - y)", scope)
+        digests.append(digest(scope["loss"]))
+    assert digests[0] == digests[2] != digests[1]
+
+
+def test_a_deep_attribute_is_no_error() -> None:
+    deep: list[Any] = []
+    for _ in range(3000):
+        deep = [deep]
+    assert digest(having(deep=deep)) == digest(having(deep=deep))
 
 
 def test_code_of_a_users_class_belongs_to_its_objects() -> None:

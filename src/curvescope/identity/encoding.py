@@ -19,11 +19,16 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from curvescope._checks import CurvescopeError
 
 _STUDIES = "curvescope.studies."  # code with the settings of a study in it, unlike a library's
 _ROWS = 4096  # copied at a time
+_TORCHS_OWN = {*vars(nn.Module()), "_compiled_call_impl"}
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_ABOUT = functools.WRAPPER_ASSIGNMENTS  # names and annotations, which decide nothing
+_DEFINED = (types.FunctionType, staticmethod, classmethod, property)
 
 
 def digest(*things: object) -> str:
@@ -38,13 +43,17 @@ def digest(*things: object) -> str:
     ``torch.Generator``        device and state
     functions                  qualified name, bytecode, constants, defaults, captured values, and
                                the globals that they use; code of installed libraries by name
+    classes                    name, and all that a class of the user's defines
     ``functools.partial``      function and arguments; bound methods: function and object
     ``nn.Module``              classes, attributes, hooks, parameters and buffers with their names
-                               and numbers; an attribute of an unknown kind counts by its class
+                               and numbers
     dataclasses, plain objects class and fields
     anything else with an      that string
     ``identity`` that is a str
     ========================= ====================================================================
+
+    Attributes of modules and classes, and globals, may be of any other kind as well: these count by
+    what ``pickle`` would write of them, and by their class where it cannot write them.
 
     Bytecode belongs to one version of Python: a function has another digest in the next one.
 
@@ -90,9 +99,12 @@ class _Encoder:
 
     Code may refer to itself and to much other code, so that a function or class is described where
     it comes first, and by its number after that. Another object can only come again inside itself.
+
+    A strict one refuses what is of an unknown kind.
     """
 
-    def __init__(self, outer: _Encoder | None = None) -> None:
+    def __init__(self, outer: _Encoder | None = None, *, strict: bool = True) -> None:
+        self._strict = strict
         self._hash = hashlib.sha256()
         self._inside: list[object] = list(outer._inside) if outer else []
         self._code: list[object] = list(outer._code) if outer else []
@@ -107,7 +119,7 @@ class _Encoder:
 
     def add(self, thing: Any) -> None:
         """Describe one thing."""
-        code = isinstance(thing, types.FunctionType | type)
+        code = isinstance(thing, types.FunctionType | types.ModuleType | type)
         for number, known in enumerate(self._code if code else self._inside):
             if known is thing:
                 return self._put("again", str(number).encode())
@@ -150,16 +162,22 @@ class _Encoder:
             self._module(thing)
         elif isinstance(given := getattr(thing, "identity", None), str):
             self._put("identity", given.encode())
-        elif isinstance(thing, tuple | list):
+        elif isinstance(thing, tuple | list | Set | Mapping):
+            self._collection(thing)
+        else:
+            self._code_or_object(thing)
+
+    def _collection(self, thing: Any) -> None:
+        if not _in_library(type(thing)):  # a named tuple, or a mapping with attributes
+            self._object(thing, getattr(thing, "__dict__", {}))
+        if isinstance(thing, tuple | list):
             self._put("list" if isinstance(thing, list) else "tuple", str(len(thing)).encode())
             for each in thing:
                 self.add(each)
         elif isinstance(thing, Set):
             self._unordered("set", [(each,) for each in thing])
-        elif isinstance(thing, Mapping):
-            self._unordered("mapping", list(thing.items()))
         else:
-            self._code_or_object(thing)
+            self._unordered("mapping", list(thing.items()))
 
     def _code_or_object(self, thing: Any) -> None:
         if isinstance(thing, functools.partial):
@@ -174,7 +192,7 @@ class _Encoder:
             self._put("builtin", f"{thing.__module__}.{thing.__qualname__}".encode())
             if thing.__self__ is not None and not isinstance(thing.__self__, types.ModuleType):
                 self.add(thing.__self__)
-        elif callable(getattr(thing, "__wrapped__", None)):  # functools.cache
+        elif isinstance(thing, functools._lru_cache_wrapper):
             self.add(thing.__wrapped__)
         elif isinstance(thing, types.ModuleType):
             self._put("module", thing.__name__.encode())
@@ -186,22 +204,30 @@ class _Encoder:
         elif hasattr(thing, "__dict__") and not any(map(_has_hidden_state, type(thing).__mro__)):
             self._object(thing, vars(thing))
         else:
-            raise CurvescopeError(_refusal(thing))
+            self._unknown(thing)
+
+    def _unknown(self, thing: Any, what: str = "") -> None:
+        if self._strict:
+            raise CurvescopeError(_refusal(thing, what))
+        parts = _pickled(thing)
+        self._put("opaque" if parts is None else "pickled", _name(type(thing)).encode())
+        if parts is not None:
+            self.add(parts)
 
     def _unordered(self, kind: str, entries: list[tuple[Any, ...]]) -> None:
         self._put(kind, str(len(entries)).encode())
-        apart = [_Encoder(self) for _ in entries]
+        apart = [_Encoder(self, strict=self._strict) for _ in entries]
         for encoder, entry in zip(apart, entries, strict=True):
             encoder.add(entry)
         for entry_digest in sorted(encoder.hexdigest() for encoder in apart):
             self._put("entry", entry_digest.encode())
 
     def _lenient(self, thing: object) -> None:
-        """A part that counts by its class where it is of an unknown kind."""
-        apart = _Encoder(self)
+        """A part that may be of an unknown kind."""
+        apart = _Encoder(self, strict=False)
         try:
             apart.add(thing)
-        except CurvescopeError:
+        except RecursionError:
             self._put("opaque", _name(type(thing)).encode())
         else:
             self._put("part", apart.hexdigest().encode())
@@ -209,14 +235,14 @@ class _Encoder:
 
     def _tensor(self, tensor: Tensor) -> None:
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-            raise CurvescopeError(_refusal(tensor, "a tensor that is sparse, quantized or empty"))
+            return self._unknown(tensor, "a tensor that is sparse, quantized or empty")
         plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
         self._put("tensor", f"{plain.dtype} {tuple(plain.shape)}".encode())
         self._put("numbers", plain.reshape(-1).view(torch.uint8).numpy().data)
 
     def _array(self, array: np.ndarray[Any, Any]) -> None:
         if array.dtype.hasobject:
-            raise CurvescopeError(_refusal(array, "an array of Python objects"))
+            return self._unknown(array, "an array of Python objects")
         self._put("array", f"{array.dtype.str} {array.shape}".encode())
         self._put("numbers", np.ascontiguousarray(array).tobytes())
 
@@ -226,11 +252,13 @@ class _Encoder:
             self._put("part of network", name.encode())
             self.add(type(each))
             for key, value in sorted(vars(each).items()):
-                if not key.startswith("_") and key != "training":
+                if key not in _TORCHS_OWN:
                     self._put("attribute", key.encode())
                     self._lenient(value)
-            for hook in chain(each._forward_pre_hooks.values(), each._forward_hooks.values()):
-                self._lenient(hook)
+            for kind in _HOOKS:
+                for hook in getattr(each, kind).values():
+                    self._put("hook", kind.encode())
+                    self._lenient(hook)
         first: dict[int, str] = {}
         tensors = chain(
             module.named_parameters(remove_duplicate=False),
@@ -244,20 +272,21 @@ class _Encoder:
     def _object(self, thing: object, fields: Mapping[str, object]) -> None:
         self._put("object")
         self.add(type(thing))
-        self.add(dict(fields))
+        self.add({name: fields[name] for name in fields if name not in _ABOUT})
 
     def _describe_class(self, cls: type) -> None:
         self._put("class", _name(cls).encode())
         for base in cls.__mro__:
             if not _in_library(base):
                 for name, value in sorted(vars(base).items()):
-                    if isinstance(value, types.FunctionType):
+                    if isinstance(value, _DEFINED) or not name.startswith("__"):
                         self._put("defines", name.encode())
-                        self._lenient(value)
+                        self._lenient(_plain(value))
 
     def _function(self, function: types.FunctionType) -> None:
         self._put("function", _name(function).encode())
         self.add((function.__defaults__, function.__kwdefaults__))
+        names = {*_names_in(function.__code__)}
         cells = function.__closure__ or ()
         self._put("captures", str(len(cells)).encode())
         for cell in cells:
@@ -267,12 +296,25 @@ class _Encoder:
                 self._put("empty cell")
             else:
                 self.add(value)
+                self._parts_of_module(value, names)
         if not _in_library(function):
             self._bytecode(function.__code__)
             for name in sorted(set(_globals_of(function.__code__))):
                 if name in function.__globals__:
                     self._put("global", name.encode())
                     self._lenient(function.__globals__[name])
+                    self._parts_of_module(function.__globals__[name], names)
+
+    def _parts_of_module(self, module: object, names: set[str]) -> None:
+        """What code of these names may refer to in a module of the user's."""
+        if not isinstance(module, types.ModuleType) or _installed(module.__name__):
+            return
+        for name in sorted(names & vars(module).keys()):
+            part = vars(module)[name]
+            if not any(known is part for known in self._code):
+                self._put("part of module", name.encode())
+                self._lenient(part)
+                self._parts_of_module(part, names)
 
     def _bytecode(self, code: types.CodeType) -> None:
         self._put("code", code.co_code)
@@ -287,6 +329,33 @@ def _globals_of(code: types.CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _globals_of(constant)
+
+
+def _names_in(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names_in(constant)
+
+
+def _plain(defined: Any) -> Any:
+    """The functions behind a method of a class or a property."""
+    if isinstance(defined, property):
+        return defined.fget, defined.fset, defined.fdel
+    return defined.__func__ if isinstance(defined, staticmethod | classmethod) else defined
+
+
+def _pickled(thing: Any) -> list[Any] | str | None:
+    """What ``pickle`` would write of an object; nothing where it cannot."""
+    if isinstance(thing, RemovableHandle):  # of a hook; it has a running number
+        return None
+    try:
+        parts = thing.__reduce_ex__(4)
+        if isinstance(parts, str):
+            return parts
+        return [list(part) if isinstance(part, Iterator) else part for part in parts]
+    except Exception:  # whatever foreign code raises; locks, generators and files have none
+        return None
 
 
 def _name(thing: Any) -> str:
