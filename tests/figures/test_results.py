@@ -72,6 +72,15 @@ def test_eigenpairs_with_their_residuals(problem: cs.Problem) -> None:
     assert list(curve.high) == pytest.approx((pairs.values + pairs.residuals).tolist(), rel=1e-5)
 
 
+def test_bounds_of_ritz_values() -> None:
+    bounds = cs.spectra.lanczos_bounds(torch.tensor([2.0, 1.0, 0.0]), [2, 3], cosines=(0.6, 0.8))
+    (panel,) = picture(bounds).panels
+    largest, smallest = panel.curves
+    assert largest.x == (2.0, 3.0)
+    assert largest.y == pytest.approx([(2 - 1.604938) / 2, (2 - 1.987697) / 2], rel=1e-4)
+    assert smallest.y[0] == pytest.approx(0.75**2 / 9, rel=1e-4)
+
+
 def test_structure(problem: cs.Problem) -> None:
     factors = cs.kronecker_factors(problem, layers="0", bias=False)["0"]
     true = cs.eigenpairs(cs.Hessian(problem).block("0.weight"), 4, generator=g())

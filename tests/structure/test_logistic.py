@@ -10,6 +10,7 @@ from curvescope._checks import CurvescopeError
 from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.problem import Problem
 from curvescope.structure.logistic import (
+    RATIOS,
     CanonicalModel,
     expected_fim,
     expected_spectrum,
@@ -119,3 +120,52 @@ def test_what_is_refused(generator: torch.Generator) -> None:
         misclassification_study(3, 3, signals=torch.ones(1), per_class=5, generator=generator)
     with pytest.raises(CurvescopeError, match=r"needs points \[N, D\]"):
         sampled_fim(torch.ones(3), torch.ones(3, 2))
+
+
+@pytest.mark.parametrize("ratio", RATIOS)
+def test_every_ratio_of_the_paper_is_measured_at_its_places(
+    ratio: str, generator: torch.Generator
+) -> None:
+    """Against the eigenvalues of one drawn Fisher matrix, counted out by hand."""
+    C, D, signal = 4, 9, torch.tensor([2.0])
+    start = generator.get_state()
+    study = misclassification_study(
+        D, C, signals=signal, per_class=50, generator=generator, ratio=ratio
+    )
+    generator.set_state(start)
+    model = CanonicalModel(D, C, 2.0)
+    X, _ = model.sample(50, generator=generator)
+    values = torch.linalg.eigvalsh(sampled_fim(X, model.bayes_probabilities(X))).flip(0)
+    means = {
+        "outliers": values[:4].mean(),
+        "mini-bulk": values[4:12].mean(),
+        "bulk": values[12:27].mean(),
+    }
+    above, below = ratio.split(" to ")
+    assert float(study.measured) == pytest.approx(float(means[above] / means[below]), rel=1e-10)
+    q, s, alpha = 2 - float(study.alpha) * C / (C - 1), 4.0, float(study.alpha)
+    values_of = {"outliers": s * (1 - alpha) + q, "mini-bulk": s / C + q, "bulk": q}
+    assert float(study.predicted) == pytest.approx(values_of[above] / values_of[below], rel=1e-10)
+    assert study.ratio == ratio
+
+
+def test_outliers_leave_the_mini_bulk_as_the_signal_grows(generator: torch.Generator) -> None:
+    at = [expected_spectrum(CanonicalModel(8, 4, t), 0.2).outliers_to_minibulk for t in (1.0, 3.0)]
+    assert 1 < at[0] < at[1] < 4 * 0.8  # its limit is C (1 − α)
+    study = misclassification_study(
+        12, 4, signals=torch.tensor([0.5, 1.5, 3.0]), per_class=2000, generator=generator,
+        ratio="outliers to mini-bulk",
+    )  # fmt: skip
+    assert study.monotone
+
+
+def test_two_classes_have_no_mini_bulk(generator: torch.Generator) -> None:
+    with pytest.raises(CurvescopeError, match="a mini-bulk more than two classes"):
+        misclassification_study(
+            5, 2, signals=torch.ones(1), per_class=5, generator=generator,
+            ratio="outliers to mini-bulk",
+        )  # fmt: skip
+    with pytest.raises(CurvescopeError, match="ratio must be one of"):
+        misclassification_study(
+            5, 2, signals=torch.ones(1), per_class=5, generator=generator, ratio="bulk"
+        )

@@ -20,6 +20,7 @@ from curvescope.flatness.degeneracy import DegeneracyHistory
 from curvescope.flatness.subsampling import SubsamplingStudy
 from curvescope.spectra import density
 from curvescope.spectra.chebyshev import ChebyshevMoments
+from curvescope.spectra.convergence import LanczosBounds
 from curvescope.spectra.eigensolver import EigenPairs
 from curvescope.spectra.exact import ExactSpectrum
 from curvescope.spectra.measure import SpectralMeasure
@@ -133,6 +134,19 @@ def _(result: EigenPairs) -> list[Panel]:
     low, high = result.values - result.residuals, result.values + result.residuals
     curve = Curve.of("± residual", None, result.values, low=low, high=high, kind="points")
     return [Panel("", "index", "eigenvalue", (curve,), yscale=_scale(result.values, low))]
+
+
+@_panels.register
+def _(result: LanczosBounds) -> list[Panel]:
+    size = (result.largest - result.smallest) or 1.0
+    above = [(result.largest - value) / size for value in result.largest_at_least]
+    below = [(value - result.smallest) / size for value in result.smallest_at_most]
+    curves = tuple(
+        Curve.of(f"the {name} one", result.steps, torch.tensor(gaps).clamp(min=1e-17))
+        for name, gaps in (("largest", above), ("smallest", below))
+    )
+    label = "error of the Ritz value at most, of λ₁ − λₙ"
+    return [Panel("", "Lanczos steps", label, curves, yscale="log")]
 
 
 # Structure ------------------------------------------------------------------------------------

@@ -6,15 +6,18 @@ here knows of networks; :mod:`curvescope.operators.base` is all it needs.
 
 from curvescope.spectra.chebyshev import ChebyshevMoments, kpm
 from curvescope.spectra.control import Progress, Status
+from curvescope.spectra.convergence import LanczosBounds, lanczos_bounds
 from curvescope.spectra.density import Curve
 from curvescope.spectra.eigensolver import EigenPairs, eigenpairs
 from curvescope.spectra.estimate import Estimate
 from curvescope.spectra.exact import ExactSpectrum, exact_spectrum
 from curvescope.spectra.log_determinant import logdet
 from curvescope.spectra.measure import SpectralMeasure, spectral_measure
+from curvescope.spectra.normalization import Normalization, NormalizedOperator, normalized
 from curvescope.spectra.rank import (
     RankDegeneracy,
     neuron_rank_bound,
+    path_rank_bound,
     rank_bound,
     rank_degeneracy,
 )
@@ -29,6 +32,9 @@ __all__ = [
     "EigenPairs",
     "Estimate",
     "ExactSpectrum",
+    "LanczosBounds",
+    "Normalization",
+    "NormalizedOperator",
     "Progress",
     "RankDegeneracy",
     "SpectralMeasure",
@@ -41,8 +47,11 @@ __all__ = [
     "frobenius",
     "kpm",
     "lanczos",
+    "lanczos_bounds",
     "logdet",
     "neuron_rank_bound",
+    "normalized",
+    "path_rank_bound",
     "rank_bound",
     "rank_degeneracy",
     "spectral_measure",

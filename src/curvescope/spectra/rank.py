@@ -91,9 +91,24 @@ def neuron_rank_bound(neurons: Sequence[int], inputs: int, classes: int) -> int:
     577600
     """
     where = "neuron_rank_bound(neurons, inputs, classes)"
+    classes = _checks.positive_int(where, "classes", classes)
+    return 2 * classes * path_rank_bound(neurons, inputs)
+
+
+def path_rank_bound(neurons: Sequence[int], inputs: int) -> int:
+    """``2 (Σ_l N_l + d_x)``: FF's bound of the rank of eq. 10, of one sample and one output.
+
+    Eq. 10 is the second derivative of one output along the network's paths and the outer product
+    of its gradients. The bound of the whole Hessian is ``2 d_y`` times it (eq. 11). It rests on
+    the paper's argument by paths (every product of weights has rank one), and says something where
+    it is below the number of parameters.
+
+    >>> path_rank_bound([3, 2], inputs=4)
+    18
+    """
+    where = "path_rank_bound(neurons, inputs)"
     counts = [_checks.positive_int(where, "every entry of neurons", n) for n in neurons]
-    inputs = _checks.positive_int(where, "inputs", inputs)
-    return 4 * _checks.positive_int(where, "classes", classes) * (sum(counts) + inputs)
+    return 2 * (sum(counts) + _checks.positive_int(where, "inputs", inputs))
 
 
 def rank_bound(
