@@ -338,5 +338,4 @@ class LayerRoot(LinearOperator):
 
 def layers_of(problem: Problem) -> LayerSweep:
     """The one layer sweep of a problem."""
-    sweep: LayerSweep = problem.cache.setdefault("layers", LayerSweep(problem))
-    return sweep
+    return problem.companion(LayerSweep)

@@ -6,7 +6,7 @@ import inspect
 import logging
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,7 @@ from curvescope.problem.params import ParamSpace, Selection
 from curvescope.problem.soundness import check_mode, check_model, check_weights
 
 log = logging.getLogger("curvescope")
+T = TypeVar("T")
 
 MISTAKES = (
     RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError,
@@ -111,6 +112,7 @@ class Problem:
         self._checked = False  # whether one full pass has looked at targets and outputs
         self._digests: dict[str, Any] = {}  # of the model and the data, once they were needed
         self.cache: dict[str, Any] = {}  # what others compute for this problem, gone with it
+        self._companions: dict[Any, Any] = {}  # by class; see companion
 
     def batches(self) -> Iterator[Batch]:
         """The batches, on the model's device, in the data's own order."""
@@ -364,7 +366,20 @@ class Problem:
         other.__dict__.update(self.__dict__)
         other.params = self.params.select(chosen)
         other.cache = {}
+        other._companions = {}
         return other
+
+    def companion(self, kind: Callable[[Problem], T]) -> T:
+        """The one object of the class ``kind`` that serves this problem, ``kind(self)`` at first.
+
+        The engine of products is such an object: all operators on a problem share it, and it goes
+        with the problem. It must refer to the problem weakly, so that both go at once.
+        """
+        made: T | None = self._companions.get(kind)
+        if made is None:  # of two threads that make one, the first decides
+            made = self._companions.setdefault(kind, kind(self))
+        assert made is not None
+        return made
 
     def __repr__(self) -> str:
         return (

@@ -388,5 +388,4 @@ def _add(total: Tensor, space: ParamSpace, result: Columns, *, write: bool = Fal
 
 def sweep_of(problem: Problem) -> Sweep:
     """The one sweep of a problem."""
-    sweep: Sweep = problem.cache.setdefault("sweep", Sweep(problem))
-    return sweep
+    return problem.companion(Sweep)
