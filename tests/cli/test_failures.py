@@ -192,6 +192,7 @@ def test_a_folder_that_cannot_be_read(place: Path, capsys) -> None:
         (["certify", "none"], "is not the folder of a training run"),
         (["certify", "--verify", "none.json"], "cannot be read"),
         (["compare", "none", "none"], "none"),
+        (["compare", "a", "b", "--against", "luck"], "--against must be one of 'test error'"),
         (["reproduce", "no-such-entry"], "no-such-entry"),
         (["view", "none"], "is not a folder that can be read"),
         (["data", "verify", "--root", "none"], "--root must be a folder"),
@@ -278,15 +279,15 @@ def test_the_first_help_names_commands_and_exit_codes(capsys) -> None:
     shown = capsys.readouterr().out
     for name in (*COMMANDS, "data", "Exit codes", "--install-completion"):
         assert name in shown
-    assert "analyze" not in shown
+    assert "analyse" not in shown
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
 def test_the_shell_completes(shell: str) -> None:
-    """What the script of the shell asks for when the user presses tab after ``analy``."""
+    """What the script of the shell asks for when the user presses tab after ``analyz``."""
     variables = {
-        "bash": {"COMP_WORDS": "curvescope analys", "COMP_CWORD": "1"},
-        "zsh": {"_TYPER_COMPLETE_ARGS": "curvescope analys"},
+        "bash": {"COMP_WORDS": "curvescope analyz", "COMP_CWORD": "1"},
+        "zsh": {"_TYPER_COMPLETE_ARGS": "curvescope analyz"},
     }[shell]
     done = subprocess.run(
         [sys.executable, "-c", "from curvescope.cli import main; main()"],

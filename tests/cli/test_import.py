@@ -76,7 +76,7 @@ def test_completion_and_plain_mistakes_do_not_wait_for_torch() -> None:
         "sys.argv[1:] = {words!r}\n"
         "try:\n    main()\nexcept SystemExit:\n    pass"
     )
-    shell = {"COMP_WORDS": "curvescope analys", "COMP_CWORD": "1"}
+    shell = {"COMP_WORDS": "curvescope analyz", "COMP_CWORD": "1"}
     completed = printed(
         code.format(words=[]), **shell, _CURVESCOPE_COMPLETE="complete_bash"
     ).split()

@@ -150,7 +150,9 @@ def live_bytes() -> int:
     gc.collect()
     found = {}
     for thing in gc.get_objects():
-        if type(thing) in (Tensor, nn.Parameter) and thing.device.type == "cpu":
+        if type(thing) not in (Tensor, nn.Parameter) or thing.layout is not torch.strided:
+            continue
+        if thing.device.type == "cpu":
             storage = thing.untyped_storage()
             found[storage.data_ptr()] = storage.nbytes()
     return sum(found.values())

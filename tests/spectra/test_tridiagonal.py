@@ -122,5 +122,5 @@ def test_misuse() -> None:
         lanczos(torch.eye(3), 2, generator=seeded())  # type: ignore[arg-type]
     with pytest.raises(CurvescopeError, match="returned NaN or infinite"):
         lanczos(Diagonal(torch.tensor([1.0, float("nan")])), 2, generator=seeded())
-    with pytest.raises(CurvescopeError, match="unknown keyword 'reorthogonalize'"):
-        lanczos(A, 2, generator=seeded(), reorthogonalize=True)  # type: ignore[call-arg]
+    with pytest.raises(CurvescopeError, match="unknown keyword 'reorthogonalise'"):
+        lanczos(A, 2, generator=seeded(), reorthogonalise=True)  # type: ignore[call-arg]

@@ -68,7 +68,7 @@ def check_apart(outputs: Mapping[str, Path], inputs: Mapping[str, Path | None]) 
 
     >>> check_apart({"--out": Path("w.safetensors")}, {"--weights": Path("./w.safetensors")})
     Traceback (most recent call last):
-    curvescope._checks.CurvescopeError: --out 'w.safetensors': is --weights itself; ...
+    curvescope.errors.CurvescopeError: --out 'w.safetensors': is --weights itself; ...
     """
     for name, output in outputs.items():
         for other, given in inputs.items():

@@ -44,7 +44,7 @@ def fetch(name: str, root: str | os.PathLike[str] | None = None, *, progress: bo
 
     >>> fetch("digits")
     Traceback (most recent call last):
-    curvescope._checks.CurvescopeError: fetch('digits'): digits needs no files, ...
+    curvescope.errors.CurvescopeError: fetch('digits'): digits needs no files, ...
     """
     where = f"fetch({name!r})"
     base = parse(where, name).base

@@ -76,6 +76,7 @@ def analyze(
             another configuration is refused with the difference.
 
     >>> import tempfile
+    >>> from torch import nn
     >>> g = torch.Generator().manual_seed(0)
     >>> X, y = torch.randn(30, 4, generator=g), torch.arange(30) % 3
     >>> model = nn.Linear(4, 3)

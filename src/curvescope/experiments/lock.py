@@ -42,7 +42,7 @@ def locked(folder: Path) -> Iterator[None]:
     >>> with locked(folder), locked(folder):
     ...     pass
     Traceback (most recent call last):
-    curvescope._checks.CurvescopeError: ...: another process is working here; wait for its end, ...
+    curvescope.errors.CurvescopeError: ...: another process is working here; wait for its end, ...
     """
     try:
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NONBLOCK", 0)

@@ -242,7 +242,7 @@ def claimed(path: io.PathLike, config: Any) -> Iterator[Path]:
     >>> with claimed(folder, Settings(steps=20)):
     ...     pass
     Traceback (most recent call last):
-    curvescope._checks.CurvescopeError: ...: holds a run with another configuration (steps is 10
+    curvescope.errors.CurvescopeError: ...: holds a run with another configuration (steps is 10
     there and 20 here); name another folder with --out, or remove this one
     """
     place = Path(path)

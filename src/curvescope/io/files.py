@@ -182,7 +182,7 @@ def read_bytes(path: PathLike, *, largest: int = LARGEST, links: bool = True) ->
 
     >>> read_bytes("/dev/null")
     Traceback (most recent call last):
-    curvescope._checks.CurvescopeError: '/dev/null': is not a regular file; ...
+    curvescope.errors.CurvescopeError: '/dev/null': is not a regular file; ...
     """
     check_regular(path, largest=largest, links=links)
     # A pipe that has taken the file's place since then is opened without waiting for a writer.

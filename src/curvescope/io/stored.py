@@ -49,7 +49,7 @@ def save(path: PathLike, value: Any, kind: Any = None, *, owner: str = "") -> No
     >>> _ = place.write_text(place.read_text().replace("2.5", "2.4"))
     >>> load(place, Result)
     Traceback (most recent call last):
-    curvescope._checks.CurvescopeError: ...: is damaged, its checksum is wrong; ...
+    curvescope.errors.CurvescopeError: ...: is damaged, its checksum is wrong; ...
     """
     plain, tensors = _packed(path, value, kind, owner)
     text = json_text(path, plain)

@@ -107,7 +107,7 @@ def parse_json(text: str | bytes, place: str, *, what: str = "") -> Any:
 
     >>> parse_json('{"a": 1, "a": 2}', "result.json")
     Traceback (most recent call last):
-    curvescope._checks.CurvescopeError: 'result.json': is not JSON ('a' stands there twice); ...
+    curvescope.errors.CurvescopeError: 'result.json': is not JSON ('a' stands there twice); ...
     """
     subject = f"{place!r}: {what + ' ' if what else ''}is not JSON"
     try:

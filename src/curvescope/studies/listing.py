@@ -29,7 +29,7 @@ def find(name: str) -> tuple[Entry, ...]:
 
     >>> find("dissecting")
     Traceback (most recent call last):
-    curvescope._checks.CurvescopeError: reproduce: there is no entry 'dissecting'; ...
+    curvescope.errors.CurvescopeError: reproduce: there is no entry 'dissecting'; ...
     """
     found = tuple(
         entry

@@ -43,6 +43,7 @@ class Record:
     def verdict(self) -> str:
         """How many of the rows and checks with a range are inside it.
 
+        >>> from curvescope.studies.entry import Row
         >>> rows = (Row("a", 1.0, low=0, high=2), Row("b", 3.0, high=2), Row("c", 1.0))
         >>> Record("p/e", "", "", "smoke", 0, 1.0, "", {}, Outcome(rows)).verdict
         '1 of 2 as in the paper'

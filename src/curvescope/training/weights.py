@@ -60,7 +60,7 @@ def load_weights(path: io.PathLike, model: nn.Module) -> dict[str, Any]:
     1
     >>> load_weights(path, network("F-4", 2, 2))
     Traceback (most recent call last):
-    curvescope._checks.CurvescopeError: load_weights(...): the weights are of another architecture
+    curvescope.errors.CurvescopeError: load_weights(...): the weights are of another architecture
     (F-3), 'fc1.weight' is [3, 2] in the file and [4, 2] in the model
     """
     where = f"load_weights({str(path)!r})"
