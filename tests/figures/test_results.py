@@ -84,7 +84,7 @@ def test_bounds_of_ritz_values() -> None:
 def test_structure(problem: cs.Problem) -> None:
     factors = cs.kronecker_factors(problem, layers="0", bias=False)["0"]
     true = cs.eigenpairs(cs.Hessian(problem).block("0.weight"), 4, generator=g())
-    compared = cs.compare_eigenpairs(true, factors.operator().top(4))
+    compared = cs.structure.compare_eigenpairs(true, factors.operator().top(4))
     values, overlap = picture(compared).panels
     assert list(values.curves[0].y) == pytest.approx(compared.true.tolist(), rel=1e-5)
     assert list(overlap.curves[0].y) == pytest.approx(compared.overlap.tolist(), rel=1e-5)
@@ -92,16 +92,16 @@ def test_structure(problem: cs.Problem) -> None:
     image = picture(corr).panels[0].image
     assert image is not None
     assert list(image.values[0]) == pytest.approx(corr.matrix[0].tolist(), rel=1e-5, abs=1e-12)
-    structure = cs.autocorrelation_structure(factors)
+    structure = cs.structure.autocorrelation_structure(factors)
     assert f"{structure.alignment:.4g}" in picture(structure).panels[0].title
-    overlaps = cs.pairwise_overlap([torch.eye(3), torch.eye(3)[:, [1, 0, 2]]])
+    overlaps = cs.structure.pairwise_overlap([torch.eye(3), torch.eye(3)[:, [1, 0, 2]]])
     assert picture(overlaps).panels[0].curves[0].y == pytest.approx(overlaps.mean.tolist())
     singular = SingularStructure(torch.ones(3, 1), torch.tensor([1.0, 0.9, 0.8]))
     assert picture({"fc1": singular, "fc2": singular}).panels[1].title.startswith("fc2: ")
 
 
 def test_classes(problem: cs.Problem) -> None:
-    found = cs.attribute_outliers(problem)
+    found = cs.structure.attribute_outliers(problem)
     panel = picture(found).panels[0]
     drawn = sum(len(curve.x) for curve in panel.curves if curve.kind == "points")
     assert drawn == len(found.values)
@@ -109,7 +109,7 @@ def test_classes(problem: cs.Problem) -> None:
     features, errors = picture(statistics).panels
     assert features.title == "0: features"
     assert errors.curves[0].y[0] == pytest.approx(float(statistics.errors.total[0]), rel=1e-5)
-    split = cs.hessian_split(problem, generator=g())
+    split = cs.structure.hessian_split(problem, generator=g())
     assert [curve.label for curve in picture(split).panels[0].curves] == ["H", "G", "E"]
     embedding = Embedding(torch.rand(3, 3, 2), torch.rand(3, 2), torch.rand(3, 2))
     assert len(picture(embedding).panels[0].curves) == 4  # three groups and their centers
@@ -142,7 +142,7 @@ def test_on_axes_of_somebody_else(problem: cs.Problem) -> None:
     assert cs.plot(pairs, axes=right) is right.get_figure()
     assert right.get_ylabel() == "eigenvalue"
     assert not left.lines
-    compared = cs.compare_eigenpairs(pairs, pairs)
+    compared = cs.structure.compare_eigenpairs(pairs, pairs)
     with pytest.raises(CurvescopeError, match="has 2 panels; leave axes out"):
         cs.plot(compared, axes=left)
 

@@ -47,7 +47,7 @@ ROADS: dict[str, Callable[[Problem], Any]] = {
     "fisher": product(cs.EmpiricalFisher),
     "factors": cs.kronecker_factors,
     "layers": cs.layer_statistics,
-    "cfac": cs.cfac,
+    "cfac": cs.structure.cfac,
     "classes": cs.class_structure,
     "sharpness": lambda problem: cs.sharpness(problem, generator=generator()),
     "exact": lambda problem: cs.exact_spectrum(cs.GaussNewton(problem)),

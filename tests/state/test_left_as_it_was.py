@@ -124,7 +124,7 @@ ROADS: dict[str, Callable[[nn.Module, Path], Any]] = {
     "classes": lambda model, _: class_structure(problem(model)),
     "spectrum": lambda model, _: cs.exact_spectrum(cs.GaussNewton(problem(model))),
     "sharpness": lambda model, _: cs.sharpness(problem(model), generator=generator(), steps=4),
-    "rescale": lambda model, _: cs.rescale(problem(model), "0", "4", 2.0),
+    "rescale": lambda model, _: cs.flatness.rescale(problem(model), "0", "4", 2.0),
     "rank-bound": lambda model, _: rank_bound(model, (4,), 3),
 }
 

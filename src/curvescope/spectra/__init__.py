@@ -10,7 +10,7 @@ from curvescope.spectra.convergence import LanczosBounds, lanczos_bounds
 from curvescope.spectra.density import Curve
 from curvescope.spectra.eigensolver import EigenPairs, eigenpairs
 from curvescope.spectra.estimate import Estimate
-from curvescope.spectra.exact import ExactSpectrum, exact_spectrum
+from curvescope.spectra.exact import ExactSpectrum, exact_spectrum, log_distance
 from curvescope.spectra.log_determinant import logdet
 from curvescope.spectra.measure import SpectralMeasure, spectral_measure
 from curvescope.spectra.normalization import Normalization, NormalizedOperator, normalized
@@ -48,6 +48,7 @@ __all__ = [
     "kpm",
     "lanczos",
     "lanczos_bounds",
+    "log_distance",
     "logdet",
     "neuron_rank_bound",
     "normalized",

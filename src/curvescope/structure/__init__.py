@@ -1,1 +1,135 @@
 """Why the spectrum looks as it does: Kronecker factors, overlaps, classes, layers."""
+
+from curvescope.structure.autocorrelation import (
+    AutocorrelationStructure,
+    AutocorrelationTable,
+    Spread,
+    autocorrelation_structure,
+    autocorrelation_table,
+)
+from curvescope.structure.class_factors import (
+    LayerApproximation,
+    Misalignment,
+    cfac,
+    layer_approximations,
+)
+from curvescope.structure.classes import ClassStructure, class_structure
+from curvescope.structure.clustering import Clusters, Embedding, LogitClusters, logit_clusters, tsne
+from curvescope.structure.correspondences import (
+    Correspondence,
+    SingularStructure,
+    correspondence,
+    matricize,
+    singular_structure,
+)
+from curvescope.structure.factors import KroneckerFactors, kronecker_factors
+from curvescope.structure.full_hessian import (
+    FullApproximation,
+    FullOutputHessian,
+    full_hessian_approximation,
+    full_output_hessian,
+)
+from curvescope.structure.knockouts import HessianSplit, Knockouts, class_knockouts, hessian_split
+from curvescope.structure.layer_pairs import layer_eigenpairs
+from curvescope.structure.layers import (
+    LayerStatistics,
+    MomentStatistics,
+    WeightStatistics,
+    layer_statistics,
+)
+from curvescope.structure.logistic import (
+    CanonicalModel,
+    ExpectedSpectrum,
+    MisclassificationStudy,
+    expected_fim,
+    expected_spectrum,
+    misclassification_study,
+    output_hessians,
+    sampled_fim,
+    symmetric_probabilities,
+)
+from curvescope.structure.outliers import Attribution, Gap, Group, attribute_outliers, widest_gap
+from curvescope.structure.output_hessian import (
+    OutputTheory,
+    RandomNetwork,
+    closed_output_hessian,
+    output_hessian_theory,
+    random_two_layer,
+)
+from curvescope.structure.overlaps import (
+    EigenComparison,
+    PairwiseOverlap,
+    compare_eigenpairs,
+    overlap,
+    pairwise_overlap,
+)
+from curvescope.structure.prediction import OverlapPrediction, RankOneCondition, overlap_prediction
+from curvescope.structure.traces import ClassTraces, class_traces
+
+__all__ = [
+    "Attribution",
+    "AutocorrelationStructure",
+    "AutocorrelationTable",
+    "CanonicalModel",
+    "ClassStructure",
+    "ClassTraces",
+    "Clusters",
+    "Correspondence",
+    "EigenComparison",
+    "Embedding",
+    "ExpectedSpectrum",
+    "FullApproximation",
+    "FullOutputHessian",
+    "Gap",
+    "Group",
+    "HessianSplit",
+    "Knockouts",
+    "KroneckerFactors",
+    "LayerApproximation",
+    "LayerStatistics",
+    "LogitClusters",
+    "Misalignment",
+    "MisclassificationStudy",
+    "MomentStatistics",
+    "OutputTheory",
+    "OverlapPrediction",
+    "PairwiseOverlap",
+    "RandomNetwork",
+    "RankOneCondition",
+    "SingularStructure",
+    "Spread",
+    "WeightStatistics",
+    "attribute_outliers",
+    "autocorrelation_structure",
+    "autocorrelation_table",
+    "cfac",
+    "class_knockouts",
+    "class_structure",
+    "class_traces",
+    "closed_output_hessian",
+    "compare_eigenpairs",
+    "correspondence",
+    "expected_fim",
+    "expected_spectrum",
+    "full_hessian_approximation",
+    "full_output_hessian",
+    "hessian_split",
+    "kronecker_factors",
+    "layer_approximations",
+    "layer_eigenpairs",
+    "layer_statistics",
+    "logit_clusters",
+    "matricize",
+    "misclassification_study",
+    "output_hessian_theory",
+    "output_hessians",
+    "overlap",
+    "overlap_prediction",
+    "pairwise_overlap",
+    "random_two_layer",
+    "sampled_fim",
+    "singular_structure",
+    "symmetric_probabilities",
+    "tsne",
+    "widest_gap",
+]

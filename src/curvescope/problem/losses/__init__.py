@@ -8,13 +8,13 @@ from curvescope.problem.losses.base import Classes, Loss, LossAt, Terms
 from curvescope.problem.losses.binary import BinaryLogistic
 from curvescope.problem.losses.cross_entropy import CrossEntropy
 from curvescope.problem.losses.custom import Custom
-from curvescope.problem.losses.probes import OutputRoot
-from curvescope.problem.losses.recognize import BY_NAME, as_loss
+from curvescope.problem.losses.probes import OutputRoot as OutputRoot
+from curvescope.problem.losses.recognize import BY_NAME as BY_NAME
+from curvescope.problem.losses.recognize import as_loss
 from curvescope.problem.losses.robust import Huber, SmoothL1
 from curvescope.problem.losses.squared import MeanSquare
 
 __all__ = [
-    "BY_NAME",
     "BinaryLogistic",
     "Classes",
     "CrossEntropy",
@@ -23,7 +23,6 @@ __all__ = [
     "Loss",
     "LossAt",
     "MeanSquare",
-    "OutputRoot",
     "SmoothL1",
     "Terms",
     "as_loss",
