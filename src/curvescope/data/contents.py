@@ -38,10 +38,10 @@ class Record:
 
     def _read(self) -> dict[str, Stamp]:
         try:
-            known = read_json(self._path)
+            digests = read_json(self._path)
         except CurvescopeError:
             return {}
-        return known if isinstance(known, dict) else {}
+        return digests if isinstance(digests, dict) else {}
 
     def has(self, key: str, stamp: Stamp) -> bool:
         """Whether this file, as it lies there now, was verified before."""
@@ -117,7 +117,7 @@ def _read(where: str, source: Source, path: Path) -> bytes:
 def _archived(where: str, source: Source, files: tuple[File, ...], path: Path) -> dict[str, bytes]:
     """The files of a split out of their archive, in one pass over it, in memory."""
     wanted = {f"{source.inside}/{file.name}": file.name for file in files}
-    found: dict[str, bytes] = {}
+    files_read: dict[str, bytes] = {}
     try:
         with tarfile.open(path, "r:gz") as archive:
             for member in archive:
@@ -129,16 +129,16 @@ def _archived(where: str, source: Source, files: tuple[File, ...], path: Path) -
                     continue
                 stream = archive.extractfile(member)
                 if stream is not None:
-                    found[name] = stream.read()
-                if len(found) == len(wanted):
+                    files_read[name] = stream.read()
+                if len(files_read) == len(wanted):
                     break
     except _UNREADABLE as error:
         raise _unreadable(where, source, path, error) from None
-    absent = [file.name for file in files if file.name not in found]
+    absent = [file.name for file in files if file.name not in files_read]
     if absent:
         msg = f"{where}: {path} does not hold {source.inside}/{absent[0]}; {_again(source)}"
         raise CurvescopeError(msg)
-    return found
+    return files_read
 
 
 def _compare(where: str, source: Source, file: File, shown: str, raw: bytes) -> None:

@@ -108,9 +108,9 @@ def dataset(
 def _mixture(
     where: str, name: Name, split: str, *, per_class: int, seed: int, dtype: torch.dtype
 ) -> Dataset:
-    found = mixture.parameters(name.base)
-    assert found is not None
-    t, classes, dimension = found
+    parameters = mixture.parameters(name.base)
+    assert parameters is not None
+    t, classes, dimension = parameters
     drawn = mixture.gaussian_mixture(
         t,
         classes=classes,

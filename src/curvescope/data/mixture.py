@@ -88,5 +88,5 @@ def parameters(name: str) -> tuple[float, int, int] | None:
     >>> parameters("gaussian-mixture-C10-D100-t3"), parameters("mnist")
     ((3.0, 10, 100), None)
     """
-    found = _FORM.fullmatch(name.lower())
-    return (float(found[3]), int(found[1]), int(found[2])) if found else None
+    match = _FORM.fullmatch(name.lower())
+    return (float(match[3]), int(match[1]), int(match[2])) if match else None

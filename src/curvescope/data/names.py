@@ -45,9 +45,9 @@ def parse(where: str, name: str) -> Name:
     base, before = base.removesuffix("-2"), base
     binary = base != before
     base = _ALIASES.get(base, base)
-    found = mixture.parameters(base)
-    if found is not None:
-        t, classes, dimension = found
+    parameters = mixture.parameters(base)
+    if parameters is not None:
+        t, classes, dimension = parameters
         base = f"gaussian-mixture-C{classes}-D{dimension}-t{t:g}"
     elif base not in base_names():
         msg = (

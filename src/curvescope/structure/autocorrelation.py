@@ -102,10 +102,10 @@ def autocorrelation_table(
     >>> autocorrelation_table([one, two]).spectral_ratio
     Spread(mean=5.0, min=4.0, max=6.0)
     """
-    found = list(structures)
+    networks = list(structures)
     return AutocorrelationTable(
-        len(found),
-        Spread.of(s.alignment for s in found),
-        Spread.of(s.spectral_ratio for s in found),
-        Spread.of(s.dominance for s in found),
+        len(networks),
+        Spread.of(s.alignment for s in networks),
+        Spread.of(s.spectral_ratio for s in networks),
+        Spread.of(s.dominance for s in networks),
     )

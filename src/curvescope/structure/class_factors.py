@@ -61,12 +61,12 @@ def cfac(
     tensor([[0., 0.],
             [0., 0.]], dtype=torch.float64)
     """
-    found = kronecker_factors(problem, layers=layers, by_class=True)
-    return {name: _sum(factors) for name, factors in found.items()}
+    factors = kronecker_factors(problem, layers=layers, by_class=True)
+    return {name: _sum(each) for name, each in factors.items()}
 
 
 def _sum(factors: KroneckerFactors) -> LinearOperator:
-    return Sum([(own.share, own.operator()) for own in factors.classes if own.share > 0])
+    return Sum([(c.share, c.operator()) for c in factors.classes if c.share > 0])
 
 
 @dataclass(frozen=True)
@@ -138,15 +138,15 @@ def layer_approximations(
             return exact_spectrum(A, limit=limit)
         return spectral_measure(A, steps=steps, probes=probes, generator=generator)
 
-    found = {}
+    approximations = {}
     for name in names:
-        own, weight = factors[name], f"{name}.weight" if name else "weight"
-        matrices = GaussNewton(problem).block(weight), own.operator(), _sum(own)
+        layer, weight = factors[name], f"{name}.weight" if name else "weight"
+        matrices = GaussNewton(problem).block(weight), layer.operator(), _sum(layer)
         spectra = [spectrum(A) for A in matrices]
-        C = len(own.classes)
+        C = len(layer.classes)
         pairs = zip(spectra, matrices, strict=True)
         tops = [_largest(s, A, C, generator) for s, A in pairs]
-        frobenius = _frobenius(problem, name, spectra[0], own)
+        frobenius = _frobenius(problem, name, spectra[0], layer)
         kfac_error, cfac_error = (
             Misalignment(
                 log_distance(spectra[0], spectra[i], eps=eps),
@@ -156,11 +156,11 @@ def layer_approximations(
             for i in (1, 2)
         )
         exact, kfac, by_class = spectra
-        found[name] = LayerApproximation(
+        approximations[name] = LayerApproximation(
             name, C, exact, kfac, by_class, kfac_error, cfac_error,
             *_cosines(problem.restrict(weight), moments[name]),
         )  # fmt: skip
-    return found
+    return approximations
 
 
 def _largest(spectrum: Spectrum, A: LinearOperator, k: int, generator: torch.Generator) -> Tensor:
@@ -239,10 +239,10 @@ def quadratic_forms(e: Tensor, x: Tensor, factors: list[tuple[Tensor, Tensor]]) 
     by_position = K * T * m * (m + T) + T * n * (n + T)
     if outright < by_position:
         g = torch.einsum("bktm,btn->bkmn", e, x)
-        found = [torch.einsum("bkmn,bkmn->", g, A @ g @ B) for A, B in factors]
+        forms = [torch.einsum("bkmn,bkmn->", g, A @ g @ B) for A, B in factors]
     else:
-        found = [torch.einsum("bkst,bst->", e @ A @ e.mT, x @ B @ x.mT) for A, B in factors]
-    return torch.stack(found)
+        forms = [torch.einsum("bkst,bst->", e @ A @ e.mT, x @ B @ x.mT) for A, B in factors]
+    return torch.stack(forms)
 
 
 def _cosines(problem: Problem, moments: LayerMoments) -> tuple[Tensor, Tensor]:

@@ -113,11 +113,11 @@ def logit_clusters(problem: Problem, layer: str) -> LogitClusters:
 
 def _labels(problem: Problem, batch: Batch, seen: Capture) -> Tensor:
     where, z = "logit_clusters(problem)", seen.output
-    found = problem.loss.at(z.detach(), batch.target).classes(where)
-    if found is None or z.ndim != 2 or z.shape[1] < 2 or bool((found.labels < 0).any()):
+    classes = problem.loss.at(z.detach(), batch.target).classes(where)
+    if classes is None or z.ndim != 2 or z.shape[1] < 2 or bool((classes.labels < 0).any()):
         msg = f"{where}: needs cross-entropy with one class label for each sample"
         raise CurvescopeError(msg)
-    return found.labels
+    return classes.labels
 
 
 @torch.no_grad()

@@ -123,8 +123,8 @@ def spanned(K: Tensor, X: Tensor) -> tuple[Tensor, Tensor]:
     inner = X.T @ (K @ X)
     values, vectors = torch.linalg.eigh((inner + inner.T) / 2)
     eps = torch.finfo(K.dtype).eps
-    kept = values > len(values) * eps * values.amax(0) + 4 * eps * K.diagonal().max()
-    return vectors[:, kept], values[kept]
+    nonzero = values > len(values) * eps * values.amax(0) + 4 * eps * K.diagonal().max()
+    return vectors[:, nonzero], values[nonzero]
 
 
 def class_dual(problem: Problem, *, layer: str | None = None) -> ClassDual:

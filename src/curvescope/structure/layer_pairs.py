@@ -26,9 +26,14 @@ from curvescope.spectra.control import Status
 from curvescope.spectra.eigensolver import EigenPairs, eigenpairs
 
 BLOCK = 2  # two vectors at once read what is stored once; more of them make the search longer
-STRAY = 0.4  # what a unit residual may have outside of the plane of the others
-MEMORY = 1 << 30  # bytes of what is remembered of a search
-CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5}  # what a combination may miss of a unit vector
+STRAY = (
+    0.4  # a third unit residual with more than this outside the plane of two others is independent
+)
+MEMORY = 1 << 30  # bytes that the products of a search may take
+CLOSE = {
+    torch.float64: 1e-12,
+    torch.float32: 1e-5,
+}  # the error of a unit vector written in the basis of the search
 
 
 class _RowGram(LinearOperator):
@@ -113,43 +118,43 @@ def layer_eigenpairs(
     products, inner = 0, tol
     for last in (False, True):
         gram = _RowGram(root)
-        found = eigenpairs(gram, k, tol=inner, relative="value", generator=generator, block=BLOCK)
-        theta = found.values.clamp_min(torch.finfo(root.dtype).tiny)
-        residuals, spent = _residuals(root, found)
-        products += found.products + spent
+        pairs = eigenpairs(gram, k, tol=inner, relative="value", generator=generator, block=BLOCK)
+        theta = pairs.values.clamp_min(torch.finfo(root.dtype).tiny)
+        residuals, spent = _residuals(root, pairs)
+        products += pairs.products + spent
         excess = float((residuals / (tol * theta)).max()) if tol else 0.0
-        if last or excess <= 1.0 or not found.converged:
+        if last or excess <= 1.0 or not pairs.converged:
             break
         inner = tol / (2 * excess)
     passed = bool((residuals <= tol * theta).all())
     return replace(
-        found,
-        vectors=gram.pulled(found.vectors) / theta.sqrt(),
+        pairs,
+        vectors=gram.pulled(pairs.vectors) / theta.sqrt(),
         residuals=residuals,
         tolerance=tol * theta,
-        converged=found.converged and passed,
+        converged=pairs.converged and passed,
         products=products,
-        status=found.status if passed or not found.converged else Status.PRECISION,
+        status=pairs.status if passed or not pairs.converged else Status.PRECISION,
     )
 
 
-def _residuals(root: LayerRoot, found: EigenPairs) -> tuple[Tensor, int]:
+def _residuals(root: LayerRoot, pairs: EigenPairs) -> tuple[Tensor, int]:
     """``‖Rᵀ ρ‖ / √θ`` of all pairs, and the products that it took."""
-    roots = found.values.clamp_min(torch.finfo(root.dtype).tiny).sqrt()
+    roots = pairs.values.clamp_min(torch.finfo(root.dtype).tiny).sqrt()
 
-    def measured(index: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    def residuals_of(index: list[int]) -> tuple[Tensor, Tensor, Tensor]:
         """``ρ`` with ``‖ρ‖`` and ``‖Rᵀ ρ‖``."""
-        u = found.vectors[:, index]
-        rho = root.spread(root.gather(u)) - u * found.values[index]
+        u = pairs.vectors[:, index]
+        rho = root.spread(root.gather(u)) - u * pairs.values[index]
         pulled = (rho * root.spread(root.gather(rho))).sum(0).clamp_min(0).sqrt()
         return rho, torch.linalg.vector_norm(rho, dim=0), pulled
 
-    worst = found.residuals.argsort(descending=True)[: BLOCK + 1].tolist()
-    rho, sizes, pulled = measured(worst)
+    worst = pairs.residuals.argsort(descending=True)[: BLOCK + 1].tolist()
+    rho, sizes, pulled = residuals_of(worst)
     sizes = sizes.clamp_min(torch.finfo(root.dtype).tiny)
     if len(worst) > BLOCK and float(torch.linalg.svdvals(rho / sizes)[-1]) > STRAY:
-        everything = list(range(len(found.values)))
-        return measured(everything)[2] / roots, 2 * (len(worst) + len(everything))
-    residuals = found.residuals * (pulled / sizes).amax()
+        everything = list(range(len(pairs.values)))
+        return residuals_of(everything)[2] / roots, 2 * (len(worst) + len(everything))
+    residuals = pairs.residuals * (pulled / sizes).amax()
     residuals[worst] = pulled
     return residuals / roots, 2 * len(worst)

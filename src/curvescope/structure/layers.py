@@ -123,24 +123,24 @@ def layer_statistics(
     >>> from torch import nn
     >>> model = nn.Linear(2, 2, bias=False).double()
     >>> X = torch.tensor([[3.0, 1.0], [3.0, -1.0], [-3.0, 1.0], [-3.0, -1.0]]).double()
-    >>> found = layer_statistics(Problem(model, (X, torch.tensor([0, 0, 1, 1]))))[""]
-    >>> found.features.total, found.features.without_class  # means ±3, scatter ±1
+    >>> layer = layer_statistics(Problem(model, (X, torch.tensor([0, 0, 1, 1]))))[""]
+    >>> layer.features.total, layer.features.without_class  # means ±3, scatter ±1
     (tensor([9., 1.], dtype=torch.float64), tensor([1., 0.], dtype=torch.float64))
-    >>> found.features.outliers, found.features.global_
+    >>> layer.features.outliers, layer.features.global_
     (1, 0.0)
     """
     modules = dict(problem.model.named_modules(remove_duplicate=False))
-    found = {}
+    statistics = {}
     for name, own in layer_moments(problem, layers=layers).items():
         _checks.all_finite(
             f"layer_statistics, layer {name!r}", own.second_features, own.second_errors
         )
         weight: Any = modules[name].weight
         W = weight.detach().double().flatten(1)
-        found[name] = LayerStatistics(
+        statistics[name] = LayerStatistics(
             name, own.classes, _features(own), _errors(own), _weights(W, *own.weight_factors())
         )
-    return found
+    return statistics
 
 
 def layer_moments(
@@ -301,9 +301,9 @@ def _weights(W: Tensor, errors: Tensor, features: Tensor) -> WeightStatistics:
     Q, R = torch.linalg.qr(errors)
     P, S = torch.linalg.qr(features.T)
     u, s, vh = torch.linalg.svd((R @ S.T).cpu(), full_matrices=False)
-    kept = s > max(W.shape) * _EPS * s[:1]
-    left, right = Q @ u[:, kept].to(W.device), P @ vh[kept].T.to(W.device)
+    nonzero = s > max(W.shape) * _EPS * s[:1]
+    left, right = Q @ u[:, nonzero].to(W.device), P @ vh[nonzero].T.to(W.device)
     rest = W - left @ (left.T @ W)
     rest = rest - (rest @ right) @ right.T
-    class_ = torch.cat([s, s.new_zeros(min(W.shape) - len(s))])
-    return WeightStatistics(_singular_values(W), class_, _singular_values(rest))
+    class_values = torch.cat([s, s.new_zeros(min(W.shape) - len(s))])
+    return WeightStatistics(_singular_values(W), class_values, _singular_values(rest))

@@ -81,7 +81,7 @@ def span(part: LowRank) -> Tensor:
         return part.left[:, :0]
     lengths = gram.diagonal()[alive].sqrt()
     values, vectors = torch.linalg.eigh(gram[alive][:, alive] / lengths / lengths[:, None])
-    kept = values > values[-1] * _ROUNDING[part.dtype]
-    mixed = vectors[:, kept] / lengths[:, None] / values[kept].sqrt()
+    nonzero = values > values[-1] * _ROUNDING[part.dtype]
+    mixed = vectors[:, nonzero] / lengths[:, None] / values[nonzero].sqrt()
     basis = part.left[:, alive].double() @ mixed
     return torch.linalg.qr(basis).Q.to(part.dtype)

@@ -113,8 +113,8 @@ def attribute_outliers(
     >>> with torch.no_grad():
     ...     _ = model.weight.copy_(0.5 * torch.eye(2))
     >>> X = torch.tensor([[9.0, 0.1], [9.0, -0.1], [0.1, 5.0], [-0.1, 5.0]]).double()
-    >>> found = attribute_outliers(Problem(model, (X, torch.tensor([0, 0, 1, 1]))))
-    >>> found.outliers, found.maker[:2]  # the means of the two classes; their scatter is the bulk
+    >>> attribution = attribute_outliers(Problem(model, (X, torch.tensor([0, 0, 1, 1]))))
+    >>> attribution.outliers, found.maker[:2]  # the means of the two classes; their scatter is the bulk
     (2, ('global', 'class'))
     """
     form = GramForm(problem, class_directions)
@@ -177,8 +177,8 @@ def _left_over(dual: ClassDual, edge: float, outliers: int) -> dict[str, list[in
     counts: dict[str, list[int]] = {how: [] for how in HOW}
     for X, Z in zip(bases, solved, strict=True):
         W = X.T @ Z
-        kept, _ = spanned(K, X)
-        within = kept.T @ W @ kept
+        basis, _ = spanned(K, X)
+        within = basis.T @ W @ basis
         within = torch.eye(len(within), dtype=K.dtype, device=K.device) + edge * within
         counts["subtract"].append(outliers - _not_negative(W))
         counts["project"].append(outliers - _not_negative(within))
@@ -201,10 +201,10 @@ def _by_search(structure: ClassStructure, generator: torch.Generator) -> Attribu
     spans = [span(part) for part in chain]
     top = float(leading(Projected(G, spans[-1]), 1, generator)[0])
     values, vectors, edge = above_edge(G, top, structure.classes, generator)
-    found = int((values > edge).sum())
+    count = int((values > edge).sum())
 
     def above(knocked_out: list[LinearOperator]) -> list[int]:
-        counts, at_most = [], found
+        counts, at_most = [], count
         for A in knocked_out:
             if at_most:
                 at_most = int((leading(A, at_most, generator) > edge).sum())

@@ -119,7 +119,7 @@ def output_hessian_theory(
         raise CurvescopeError(msg)
     A = factors[last].output_hessian
     classes = A.shape[0]
-    found: dict[str, OutputTheory] = {}
+    theories: dict[str, OutputTheory] = {}
     later: list[Tensor] = []
     for name in reversed(linear_layers(problem)):
         module = problem.model.get_submodule(name)
@@ -128,12 +128,14 @@ def output_hessian_theory(
         if later and later[0].shape[1] != module.weight.shape[0]:
             break
         if name in order:
-            found[name] = _theory(name, factors[name].output_hessian.double().cpu(), later, A.cpu())
+            theories[name] = _theory(
+                name, factors[name].output_hessian.double().cpu(), later, A.cpu()
+            )
         later.insert(0, module.weight.detach().cpu())
-    if not found or classes < 2:
+    if not theories or classes < 2:
         msg = "output_hessian_theory(problem): needs a linear last layer with at least two outputs"
         raise CurvescopeError(msg)
-    return {name: found[name] for name in order if name in found}
+    return {name: theories[name] for name in order if name in theories}
 
 
 def _theory(name: str, M: Tensor, later: list[Tensor], A: Tensor) -> OutputTheory:
