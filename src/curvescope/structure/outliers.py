@@ -114,7 +114,7 @@ def attribute_outliers(
     ...     _ = model.weight.copy_(0.5 * torch.eye(2))
     >>> X = torch.tensor([[9.0, 0.1], [9.0, -0.1], [0.1, 5.0], [-0.1, 5.0]]).double()
     >>> attribution = attribute_outliers(Problem(model, (X, torch.tensor([0, 0, 1, 1]))))
-    >>> attribution.outliers, found.maker[:2]  # the means of the two classes; their scatter is the bulk
+    >>> attribution.outliers, attribution.maker[:2]  # two class means; their scatter is the bulk
     (2, ('global', 'class'))
     """
     form = GramForm(problem, class_directions)
