@@ -26,14 +26,11 @@ from curvescope.spectra.control import Status
 from curvescope.spectra.eigensolver import EigenPairs, eigenpairs
 
 BLOCK = 2  # two vectors at once read what is stored once; more of them make the search longer
-STRAY = (
-    0.4  # a third unit residual with more than this outside the plane of two others is independent
-)
 MEMORY = 1 << 30  # bytes that the products of a search may take
-CLOSE = {
-    torch.float64: 1e-12,
-    torch.float32: 1e-5,
-}  # the error of a unit vector written in the basis of the search
+# A third residual further than this from the plane of two others counts as independent of them.
+STRAY = 0.4
+# The error of a unit vector that is written in the basis of the search.
+CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5}
 
 
 class _RowGram(LinearOperator):
