@@ -255,7 +255,7 @@ def test_probabilities_that_underflow(dtype: torch.dtype) -> None:
 
 def test_what_is_refused() -> None:
     model, X = small(6, 3)
-    with pytest.raises(CurvescopeError, match=r"needs classes, that is loss='cross_entropy'"):
+    with pytest.raises(CurvescopeError, match=r"needs a loss that tells classes apart"):
         class_structure(Problem(model, (X, torch.randn(6, 3, dtype=F64)), loss="mse"))
     with pytest.raises(CurvescopeError, match="needs at least two classes"):
         class_structure(Problem(nn.Linear(3, 1).double(), (X, torch.zeros(6, dtype=torch.int64))))

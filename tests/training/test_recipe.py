@@ -82,7 +82,7 @@ def test_checkpoints_are_sorted_and_single() -> None:
         ({"momentum": 0.9, "optimizer": "adam"}, "momentum is for optimizer='sgd'"),
         ({"optimizer": "lbfgs"}, "optimizer must be one of 'sgd', 'adam', 'adamw', 'gadam'"),
         ({"schedule": "cosine"}, "schedule must be one of 'constant', 'linear', 'averaging'"),
-        ({"loss": "mse"}, "loss must be one of 'cross_entropy', 'binary_logistic'"),
+        ({"loss": "hinge"}, "loss must be one of 'cross_entropy', 'binary_logistic'"),
         ({"optimizer": "gadam"}, "optimizer='gadam' needs average_from"),
         ({"schedule": "averaging"}, "schedule='averaging' needs average_from"),
         ({"average_from": 10}, "average_from must be less than epochs=10, got 10"),

@@ -379,7 +379,7 @@ def broken(**changes: object) -> tuple[Tensor, Tensor]:
     ("bad", "message"),
     [
         (data()[0], "data must be a pair of tensors"),
-        (broken(y=[0] * 50), "inputs and labels must be tensors"),
+        (broken(y=[0] * 50), "inputs and targets must be tensors"),
         (broken(y=torch.zeros(49).long()), r"got inputs \[50, 6\] and labels \[49\]"),
         (broken(X=torch.zeros(0, 6), y=torch.zeros(0).long()), "with N ≥ 1"),
         (broken(y=torch.zeros(50)), "labels must be integers"),

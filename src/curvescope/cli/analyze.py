@@ -45,7 +45,9 @@ def analyze(
     loss: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="cross_entropy, binary_logistic, mse, huber, smooth_l1 or model."
+            metavar="LOSS",
+            help="cross_entropy, binary_logistic, mse, huber, smooth_l1, model, or "
+            "pkg.module:Loss, file.py:Loss.",
         ),
     ] = None,
     layers: Annotated[
@@ -195,10 +197,14 @@ def _problems(
 
     from curvescope._state import evaluated
     from curvescope.cli.inputs import choose_device
-    from curvescope.experiments.load import choose_samples
+    from curvescope.experiments.load import choose_samples, load_loss
     from curvescope.experiments.stages.context import derived
     from curvescope.problem import Problem
 
+    if (named := loss or subject.loss) is None:
+        rule = "`run` was trained with a loss of one's own"
+        raise CurvescopeError("analyze", rule, remedy="name it with `loss=file.py:Loss`")
+    chosen = load_loss(named)
     model = evaluated(subject.model.to(choose_device(device)))
     train, test = subject.data.train, subject.data.test
     if samples is not None:
@@ -207,7 +213,6 @@ def _problems(
 
     def problem(data: Any) -> Problem:
         in_memory = isinstance(getattr(data, "tensors", data), tuple)
-        chosen = loss or subject.loss
         return Problem(model, data, chosen, batch_size=batch_size if in_memory else None)
 
     return problem(train), None if test is None else problem(test)

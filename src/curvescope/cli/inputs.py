@@ -25,7 +25,7 @@ class Subject:
 
     model: nn.Module
     data: Splits
-    loss: str
+    loss: str | None  # None where a training had one of its own
     name: str | None = None
 
 

@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from curvescope import io
 from curvescope._checks import CurvescopeError
 from curvescope.data import Dataset, dataset
 from curvescope.networks.names import network
+from curvescope.problem.losses import Loss
 from curvescope.training.weights import load_weights
 
 _FOREIGN_WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
@@ -78,6 +79,22 @@ def load_model(text: str, data: Any = None) -> nn.Module:
         )
         raise CurvescopeError(msg)
     return network(text, data.input_shape, data.classes)
+
+
+def load_loss(text: str) -> str | nn.Module | Callable[..., Tensor] | Loss:
+    """The loss that a name, ``package.module:Loss`` or ``file.py:Loss`` stands for.
+
+    Code names a loss, a function of ``(output, target)``, or a class that is called without
+    arguments to make one.
+
+    >>> load_loss("mse"), load_loss("torch.nn:MSELoss")
+    ('mse', MSELoss())
+    """
+    if ":" not in text:
+        return text
+    where = f"--loss {text!r}"
+    found = _find(where, text)
+    return _call(where, found) if isinstance(found, type) else found
 
 
 def read_weights(path: Path, model: nn.Module) -> None:

@@ -105,6 +105,12 @@ def measured_run(
     if not again and _has_stage(folder / "analysis"):
         return _of_analysis(folder / "analysis", folder)
     trained.finished_run(folder)
+    if config.loss is not None:
+        raise CurvescopeError(
+            f"compare {str(folder)!r}",
+            "was trained with a loss of one's own, which no name stands for",
+            remedy="analyze it with curvescope analyze --loss CODE first",
+        )
     identity = digest(
         file_digest(folder / "config.json"),
         file_digest(io.check_tensors(folder / "weights" / "final.safetensors")),
@@ -195,15 +201,15 @@ def _measure(
     tell: Callable[[str], None],
 ) -> tuple[SharpnessReport, ...]:
     model = evaluated(trained.load_run(folder).to(load.choose_device(device)))
-    recipe, few = config.recipe, splits.train
+    recipe, few, loss = config.recipe, splits.train, config.recipe.minimized("compare")
     if measuring.samples is not None:
         g = torch.Generator().manual_seed(derived(measuring.seed, "samples"))
         few = load.choose_samples(few, measuring.samples, g)
 
     def problem(data: Any, mode: str = "eval") -> Problem:
         if mode == "eval":
-            return Problem(model, data, recipe.loss, batch_size=_BATCH)
-        return Problem(model, _batches(data, recipe.batch_size), recipe.loss, mode=mode)
+            return Problem(model, data, loss, batch_size=_BATCH)
+        return Problem(model, _batches(data, recipe.batch_size), loss, mode=mode)
 
     reports = {}
     for mode in ("eval", "train") if has_batch_statistics(model) else ("eval",):

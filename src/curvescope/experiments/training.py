@@ -14,7 +14,6 @@ from curvescope.data.normalize import Kind
 from curvescope.experiments.lock import held
 from curvescope.flatness import TraceRegularizer
 from curvescope.networks.names import network as build
-from curvescope.problem.losses import as_loss
 from curvescope.training import loop
 from curvescope.training.recipe import Recipe
 from curvescope.training.run import Trained
@@ -99,13 +98,15 @@ def train_network(
     >>> len(run.history), (place / "weights" / "final.safetensors").exists()
     (2, True)
     """
-    outputs = as_loss(recipe.loss).width(data.train.classes)
+    outputs = recipe.minimized("train").width(data.train.classes)
     generator = torch.Generator().manual_seed(recipe.seed)
     model = build(name, data.train.input_shape, outputs, init=init, generator=generator).to(device)
     penalty = None
     if trace is not None:
         kind, weight = trace
-        penalty = TraceRegularizer(kind, weight=weight, generator=generator, loss=recipe.loss)
+        penalty = TraceRegularizer(
+            kind, weight=weight, generator=generator, loss=recipe.minimized("train")
+        )
     with held(folder):
         trained = loop.train(
             model,

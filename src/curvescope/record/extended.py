@@ -32,11 +32,8 @@ def extended(loss: Loss, z: Tensor, target: Any, where: str = "extended") -> Cla
     """
     found = loss.at(z, target).classes(where)
     if found is None:
-        msg = (
-            f"{where}: needs classes, that is loss='cross_entropy' or 'binary_logistic', got "
-            f"{loss.name!r}"
-        )
-        raise Inapplicable(msg)
+        rule = "needs a loss that tells classes apart, such as `loss='cross_entropy'`"
+        raise Inapplicable(where, rule, given=repr(loss.name))
     return found
 
 

@@ -190,4 +190,4 @@ def percent(share: float | None) -> str:
     >>> percent(0.1234), percent(None)
     ('12.34 %', '–')
     """
-    return "–" if share is None else f"{100 * share:.2f} %"
+    return "–" if share is None or not math.isfinite(share) else f"{100 * share:.2f} %"

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 
 from curvescope import io
@@ -219,6 +220,6 @@ def _training(name: str, place: Path) -> Found:
 
 def _fit(split: str, loss: float, error: float | None) -> dict[str, str]:
     numbers = {f"{split} loss": f"{loss:.4g}"}
-    if error is not None:
+    if error is not None and isfinite(error):  # a loss without right answers has none
         numbers[f"{split} error"] = f"{100 * error:.2f} %"
     return numbers

@@ -81,10 +81,9 @@ def _seen(recipe: Recipe, epochs: Sequence[Epoch], result: Result | None) -> str
         return f"The training diverged in epoch {result.diverged}; there are no final weights."
     text = f"After {len(epochs)} epochs the loss is {short(result.train.loss)} on the training data"
     if result.test is not None:
-        text += (
-            f" and {short(result.test.loss)} on the test data, where "
-            f"{percent(1 - result.test.accuracy)} of the answers are wrong"
-        )
+        text += f" and {short(result.test.loss)} on the test data"
+        if isfinite(result.test.accuracy):
+            text += f", where {percent(1 - result.test.accuracy)} of the answers are wrong"
     return text + "."
 
 
@@ -105,7 +104,8 @@ def _end(folder: Path, epochs: Sequence[Epoch], result: Result | None) -> Table:
     for split, fit in fits.items():
         if fit is not None:
             rows.append([f"{split} loss", short(fit.loss)])
-            rows.append([f"{split} error", percent(1 - fit.accuracy)])
+            if isfinite(fit.accuracy):  # a loss without right answers has none
+                rows.append([f"{split} error", percent(1 - fit.accuracy)])
     if epochs:
         rows.append(["learning rate of the last epoch", short(epochs[-1].lr)])
         rows.append(["time", f"{sum(epoch.seconds for epoch in epochs):.1f} s"])

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from curvescope._checks import CurvescopeError
-from curvescope.training.objective import Penalty, mean_loss, outputs_and_penalty, right_answers
+from curvescope.problem.losses import Loss
+from curvescope.training.objective import Penalty, outputs_and_penalty, right_answers
 from curvescope.training.optimizers import IterateAverage, Optimizer
 from curvescope.training.recipe import Recipe
 
@@ -34,8 +35,16 @@ class Steps:
 class Learner:
     """A model, the optimizer of its trainable parameters, and the average of them if asked for."""
 
-    def __init__(self, model: nn.Module, recipe: Recipe, penalty: Penalty | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        recipe: Recipe,
+        penalty: Penalty | None = None,
+        *,
+        loss: Loss | None = None,
+    ) -> None:
         self.model, self.recipe, self._penalty = model, recipe, penalty
+        self.loss = recipe.minimized("train") if loss is None else loss
         trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not trainable:
             msg = "train: no parameter of the model requires a gradient; there is nothing to train"
@@ -77,14 +86,14 @@ class Learner:
         sizes = list(steps.sizes)
         for x, t in zip(inputs.split(sizes), targets.split(sizes), strict=True):
             output, penalty = outputs_and_penalty(self.model, self._penalty, x, t)
-            loss = mean_loss(self.recipe.loss, output, t)
+            loss = self.loss.mean(output, t)
             objective = loss if penalty is None else loss + penalty
             gradients = torch.autograd.grad(objective, self.parameters, materialize_grads=True)
             self.optimizer.step(gradients)
             outputs.append(output.detach())
             losses.append(loss.detach())
         self.totals[0] += (torch.stack(losses) * steps.counts).sum()
-        self.totals[1] += right_answers(self.recipe.loss, torch.cat(outputs), targets)
+        self.totals[1] += right_answers(self.loss, torch.cat(outputs), targets)
 
     def count_change(self) -> None:
         """Tell autograd that the tensors have changed: fused kernels and graphs do not say so."""

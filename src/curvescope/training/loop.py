@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from curvescope import _state, io
 from curvescope._checks import CurvescopeError
+from curvescope.problem.losses import Loss, as_loss
 from curvescope.training.engine import make_engine
 from curvescope.training.folder import RunFolder
-from curvescope.training.objective import Fit, Penalty, as_tensors, check_fit, home, totals
+from curvescope.training.objective import Fit, Penalty, as_tensors, check_fit, home, labeled, totals
 from curvescope.training.recipe import Recipe
 from curvescope.training.records import Epoch
 from curvescope.training.run import (
@@ -51,6 +52,7 @@ def train(
     test: Any = None,
     folder: io.PathLike | None = None,
     resume: bool = False,
+    loss: nn.Module | Callable[..., Tensor] | Loss | None = None,
     penalty: Penalty | None = None,
     tell: Tell | None = None,
 ) -> Trained:
@@ -77,6 +79,8 @@ def train(
         test: Data to measure the model on after each epoch.
         folder: Where the run is kept; made if need be.
         resume: Continue an unfinished run in ``folder``; one that is not there is begun.
+        loss: A loss of one's own, in the place of the recipe's; it must weigh all samples alike. A
+            folder recognizes it by its identity.
         penalty: A term to add to the loss of each batch, ``penalty(model, X, y)``, such as
             :class:`curvescope.TraceRegularizer`. If it has a method ``objective``, that gives the
             outputs of the model as well, from one pass. If it draws random numbers, a resumed run
@@ -101,6 +105,7 @@ def train(
         test=test,
         folders=None if folder is None else [folder],
         resume=resume,
+        loss=loss,
         penalty=penalty,
         tell=tell,
     )
@@ -115,6 +120,7 @@ def train_many(
     test: Any = None,
     folders: Sequence[io.PathLike] | None = None,
     resume: bool = False,
+    loss: nn.Module | Callable[..., Tensor] | Loss | None = None,
     penalty: Penalty | None = None,
     tell: Tell | None = None,
 ) -> tuple[Trained, ...]:
@@ -131,6 +137,7 @@ def train_many(
         test: As for :func:`train`.
         folders: One for each run, or none.
         resume: As for :func:`train`; runs that were stopped at different epochs catch up first.
+        loss: As for :func:`train`, the same for all.
         penalty: As for :func:`train`, the same for all.
         tell: As for :func:`train`.
 
@@ -145,18 +152,26 @@ def train_many(
     where = "train" if len(models) == 1 else "train_many"
     device, dtype = _check(where, models, recipes, folders)
     _check_randomness(models, penalty)
-    X, y = as_tensors(where, data, device, dtype)
-    measured = None if test is None else as_tensors(f"{where}(test)", test, device, dtype)
-    for model, recipe in zip(models, recipes, strict=True):
+    own = None if loss is None else as_loss(loss)
+    losses = [recipe.minimized(where) if own is None else own for recipe in recipes]
+    if len({labeled(minimized) for minimized in losses}) > 1:
+        raise CurvescopeError(where, "runs side by side must all have labels as targets, or none")
+    if own is not None:
+        recipes = [replace(recipe, loss=None) for recipe in recipes]
+    X, y = as_tensors(where, data, device, dtype, losses[0])
+    measured = (
+        None if test is None else as_tensors(f"{where}(test)", test, device, dtype, losses[0])
+    )
+    for model, recipe, minimized in zip(models, recipes, losses, strict=True):
         for split in (X, y), measured:
             if split is not None:
-                check_fit(where, model, recipe.loss, *split)
+                check_fit(where, model, minimized, *split)
         refuse_lonely_samples(where, model, len(y), recipe.batch_size)
     places: list[RunFolder | None] = [None] * len(models)
     if folders is not None:
         described = describe(data, (X, y))
         for i, (model, recipe) in enumerate(zip(models, recipes, strict=True)):
-            config = configuration(model, recipe, described, penalty)
+            config = configuration(model, recipe, described, penalty, own)
             places[i] = RunFolder(folders[i], config, resume=resume)
 
     results: dict[int, Trained] = {}
@@ -165,7 +180,9 @@ def train_many(
         if place is not None and place.finished:
             results[i] = finished(model, recipe, place)
         else:
-            runs[i] = Run(model, recipe, samples=len(y), folder=place, penalty=penalty)
+            runs[i] = Run(
+                model, recipe, samples=len(y), folder=place, loss=losses[i], penalty=penalty
+            )
     with _held(runs.values(), device):
         levels = sorted({run.epoch for run in runs.values()} | {recipes[0].epochs})
         for level, until in pairwise(levels):
@@ -258,6 +275,7 @@ def _advance(
     """Train runs that have the same epochs behind them, side by side, to the epoch ``until``."""
     penalty = runs[0].penalty
     capture = penalty is None or bool(getattr(penalty, "capturable", False))
+    capture = capture and all(run.loss.closed_form for run in runs)  # a callable may do anything
     engine = make_engine([run.learner for run in runs], *data, capture=capture)
     first = runs[0].epoch
     total = runs[0].recipe.epochs * engine.steps
@@ -288,7 +306,7 @@ def _measure(runs: Sequence[Run], samples: int, test: Split | None) -> list[tupl
     if test is not None:
         for run in runs:
             with _state.held(run.model, "eval"):
-                readings.append(totals(run.model, *test, run.recipe.loss))
+                readings.append(totals(run.model, *test, run.loss))
     numbers = torch.stack(readings).tolist()
     fits = [Fit.of(pair, samples) for pair in numbers[: len(runs)]]
     if test is None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import nan
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from curvescope._checks import AnyFloat, CurvescopeError, one_of
+from curvescope._checks import AnyFloat, CurvescopeError
 from curvescope._state import held
-from curvescope.problem.losses import BY_NAME, as_loss
-
-LOSSES = tuple(name for name in BY_NAME if as_loss(name).has_classes)
+from curvescope.problem.losses import Loss, as_loss
 
 Penalty = Callable[[nn.Module, Tensor, Tensor], Tensor]
 """A term of the loss, as a function of the model and a batch; differentiable in the weights.
@@ -28,21 +27,16 @@ EVALUATION_BATCH = 1000
 
 @dataclass(frozen=True)
 class Fit:
-    """Mean loss and accuracy on a data set."""
+    """Mean loss and accuracy on a data set; NaN is the accuracy of a loss without right answers."""
 
     loss: AnyFloat
-    accuracy: float
+    accuracy: AnyFloat
 
     @classmethod
     def of(cls, totals: Tensor | Sequence[float], samples: int) -> Fit:
         """From ``[sum of losses, right answers]``."""
         summed, right = totals.tolist() if isinstance(totals, Tensor) else totals
         return cls(summed / samples, right / samples)
-
-
-def mean_loss(name: str, output: Tensor, target: Tensor) -> Tensor:
-    """The mean loss of a batch: cross-entropy of ``[N, C]``, or logistic of ``[N, 1]``."""
-    return as_loss(name).mean(output, target)
 
 
 def outputs_and_penalty(
@@ -58,25 +52,32 @@ def outputs_and_penalty(
     return found.output, found.penalty
 
 
-def right_answers(name: str, output: Tensor, target: Tensor) -> Tensor:
-    """How many predictions of a batch are right, as a tensor on the device."""
-    return as_loss(name).right(output, target)
+def right_answers(loss: Loss, output: Tensor, target: Tensor) -> Tensor | float:
+    """How many predictions of a batch are right, as a tensor on the device; NaN if none can be."""
+    right = loss.right(output, target)
+    return nan if right is None else right
+
+
+def labeled(loss: Loss) -> bool:
+    """Whether targets are labels: the loss tells classes apart by one output or by two."""
+    return any(loss.classes(outputs) is not None for outputs in (1, 2))
 
 
 def as_tensors(
-    where: str, data: Any, device: torch.device, dtype: torch.dtype
+    where: str, data: Any, device: torch.device, dtype: torch.dtype, loss: Loss
 ) -> tuple[Tensor, Tensor]:
-    """Inputs and labels of a data set, whole and on the device; bad data is refused.
+    """Inputs and targets of a data set, whole and on the device; bad data is refused.
 
     Args:
         where: The caller, for errors.
         data: A pair of tensors, or anything with such a pair as ``.tensors``.
         device: Where the model lives.
         dtype: The model's floating-point type.
+        loss: Says whether targets are labels.
 
     Raises:
-        CurvescopeError: If there is no data, or inputs and labels do not belong together, or an
-            input is not finite.
+        CurvescopeError: If there is no data, or inputs and targets do not belong together, or one
+            of them is not finite.
     """
     pair = getattr(data, "tensors", data)
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
@@ -85,71 +86,91 @@ def as_tensors(
         raise CurvescopeError(msg)
     X, y = pair
     if not isinstance(X, Tensor) or not isinstance(y, Tensor):
-        msg = f"{where}: inputs and labels must be tensors; use torch.as_tensor(...)"
-        raise CurvescopeError(msg)
+        rule = "inputs and targets must be tensors"
+        raise CurvescopeError(where, rule, remedy="use torch.as_tensor(...)")
+    if labeled(loss):
+        _check_labels(where, X, y)
+        y = y.to(torch.int64)
+    elif X.ndim < 2 or y.ndim < 1 or len(X) != len(y) or len(X) == 0:
+        given = f"inputs {list(X.shape)} and targets {list(y.shape)}"
+        rule = "needs inputs [N, …] and targets [N, …] with N ≥ 1"
+        raise CurvescopeError(where, rule, given=given)
+    X, y = (t.to(dtype) if t.is_floating_point() else t for t in (X, y))
+    for words, tensor in (("inputs", X), ("targets", y)):
+        if not bool(tensor.isfinite().all()):
+            rule = f"the {words} contain NaN or infinity"
+            raise CurvescopeError(where, rule, remedy="remove them")
+    return X.to(device), y.to(device)
+
+
+def _check_labels(where: str, X: Tensor, y: Tensor) -> None:
     if X.ndim < 2 or y.ndim != 1 or len(X) != len(y) or len(X) == 0:
-        msg = (
-            f"{where}: needs inputs [N, …] and labels [N] with N ≥ 1, got inputs {list(X.shape)} "
-            f"and labels {list(y.shape)}"
-        )
-        raise CurvescopeError(msg)
+        given = f"inputs {list(X.shape)} and labels {list(y.shape)}"
+        rule = "needs inputs [N, …] and labels [N] with N ≥ 1"
+        raise CurvescopeError(where, rule, given=given)
     if y.is_floating_point() or y.dtype == torch.bool:
-        msg = f"{where}: labels must be integers, got {y.dtype}; use y.long()"
-        raise CurvescopeError(msg)
-    if X.is_floating_point():
-        X = X.to(dtype)
-        if not bool(X.isfinite().all()):
-            msg = f"{where}: the inputs contain NaN or infinity; remove them"
-            raise CurvescopeError(msg)
-    return X.to(device), y.to(device, torch.int64)
+        raise CurvescopeError(
+            where, "labels must be integers", given=y.dtype, remedy="use y.long()"
+        )
 
 
 @torch.no_grad()
-def check_fit(where: str, model: nn.Module, loss: str, X: Tensor, y: Tensor) -> None:
-    """Refuse inputs, labels or a loss that do not fit the model, before a kernel fails on them."""
+def check_fit(where: str, model: nn.Module, loss: Loss, X: Tensor, y: Tensor) -> None:
+    """Refuse inputs, targets or a loss that do not fit the model, before a kernel fails on them."""
+    if not loss.even:
+        rule = f"the loss {loss.name!r} weighs samples differently, which an epoch's mean does not"
+        remedy = "train with a loss that averages over samples or elements, without class weights"
+        raise CurvescopeError(where, rule, remedy=remedy)
+    few = X[:1] if labeled(loss) else X[:2]
     try:
         with held(model, "eval"):
-            output = model(X[:1])
+            output = model(few)
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        msg = f"{where}: the model does not take inputs of shape {list(X.shape[1:])} ({reason})"
-        raise CurvescopeError(msg) from None
-    if not isinstance(output, Tensor) or output.ndim != 2:
-        found = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        msg = f"{where}: the model must give one row of outputs for each input, got {found}"
-        raise CurvescopeError(msg)
+        rule = f"the model does not take inputs of shape {list(X.shape[1:])} ({reason})"
+        raise CurvescopeError(where, rule) from None
+    if not isinstance(output, Tensor) or (labeled(loss) and output.ndim != 2):
+        given = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        rule = "the model must give one row of outputs for each input"
+        raise CurvescopeError(where, rule, given=given)
+    if not labeled(loss):
+        loss.check_target(y)
+        loss.at(output, y[:2])
+        return
     outputs = output.shape[1]
-    classes = as_loss(loss).classes(outputs)
+    classes = loss.classes(outputs)
     if classes is None:
-        msg = f"{where}: loss={loss!r} needs one output, the model has {outputs}"
-        raise CurvescopeError(msg)
+        rule = f"`loss={loss.name!r}` needs one output, the model has {outputs}"
+        raise CurvescopeError(where, rule)
     least, most = int(y.min()), int(y.max())
     if least < 0 or most >= classes:
-        msg = (
-            f"{where}: labels must lie in 0 … {classes - 1} (the model has {outputs} outputs), "
-            f"got {least if least < 0 else most}"
-        )
-        raise CurvescopeError(msg)
+        rule = f"labels must lie in 0 … {classes - 1} (the model has {outputs} outputs)"
+        raise CurvescopeError(where, rule, given=least if least < 0 else most)
 
 
 @torch.no_grad()
-def totals(model: nn.Module, X: Tensor, y: Tensor, loss: str) -> Tensor:
+def totals(model: nn.Module, X: Tensor, y: Tensor, loss: Loss) -> Tensor:
     """``[sum of losses, right answers]`` on the device, without waiting for it."""
     result = torch.zeros(2, dtype=torch.float64, device=X.device)
     for inputs, targets in zip(X.split(EVALUATION_BATCH), y.split(EVALUATION_BATCH), strict=True):
         output = model(inputs)
-        result[0] += mean_loss(loss, output, targets).double() * len(targets)
+        result[0] += loss.mean(output, targets).double() * len(targets)
         result[1] += right_answers(loss, output, targets)
     return result
 
 
-def evaluate(model: nn.Module, data: Any, *, loss: str = "cross_entropy") -> Fit:
+def evaluate(
+    model: nn.Module,
+    data: Any,
+    *,
+    loss: str | nn.Module | Callable[..., Tensor] | Loss = "cross_entropy",
+) -> Fit:
     """Mean loss and accuracy of ``model`` in evaluation mode; the model is left as it was.
 
     Args:
         model: The network.
         data: A pair of tensors ``(X, y)`` or a data set; moved to the model's device.
-        loss: ``"cross_entropy"``, or ``"binary_logistic"`` for one output and labels 0 and 1.
+        loss: As for :class:`curvescope.Problem`.
 
     Raises:
         CurvescopeError: If data, loss and model do not fit together.
@@ -160,12 +181,12 @@ def evaluate(model: nn.Module, data: Any, *, loss: str = "cross_entropy") -> Fit
     Fit(loss=0.126928..., accuracy=1.0)
     """
     where = "evaluate(model, data)"
-    one_of(where, "loss", loss, LOSSES)
+    measured = as_loss(loss)
     device, dtype = home(where, model)
-    X, y = as_tensors(where, data, device, dtype)
-    check_fit(where, model, loss, X, y)
+    X, y = as_tensors(where, data, device, dtype, measured)
+    check_fit(where, model, measured, X, y)
     with held(model, "eval"):
-        return Fit.of(totals(model, X, y, loss), len(y))
+        return Fit.of(totals(model, X, y, measured), len(y))
 
 
 def home(where: str, model: nn.Module) -> tuple[torch.device, torch.dtype]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from curvescope import _checks
 from curvescope._checks import CurvescopeError
-from curvescope.training.objective import LOSSES
+from curvescope.problem.losses import BY_NAME, Loss, as_loss
 
 OPTIMIZERS = ("sgd", "adam", "adamw", "gadam")
 SCHEDULES = ("constant", "linear", "averaging", "step")
@@ -35,7 +35,8 @@ class Recipe:
             ``"step"`` (TR D.1); see :meth:`rate`.
         average_from: ``T_avg``, the epoch after which the weights at the end of each epoch are
             averaged; the average is the result, with batch-norm statistics of its own.
-        loss: ``"cross_entropy"``, or ``"binary_logistic"`` for one output and labels 0 and 1.
+        loss: By its name, as for :class:`curvescope.Problem`; None where :func:`train` is given
+            one.
         checkpoints: Epochs after which the weights are kept.
 
     Raises:
@@ -55,7 +56,7 @@ class Recipe:
     weight_decay: float = 0.0
     schedule: str = "constant"
     average_from: int | None = None
-    loss: str = "cross_entropy"
+    loss: str | None = "cross_entropy"
     checkpoints: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -67,7 +68,8 @@ class Recipe:
             self._set(name, _checks.finite_float(where, name, getattr(self, name), 0.0))
         _checks.one_of(where, "optimizer", self.optimizer, OPTIMIZERS)
         _checks.one_of(where, "schedule", self.schedule, SCHEDULES)
-        _checks.one_of(where, "loss", self.loss, LOSSES)
+        if self.loss is not None:
+            _checks.one_of(where, "loss", self.loss, BY_NAME)
         if self.momentum >= 1 or (self.momentum and self.optimizer != "sgd"):
             msg = (
                 f"{where}: momentum is for optimizer='sgd' and less than 1, got {self.momentum} "
@@ -127,6 +129,13 @@ class Recipe:
         if 10 * epoch <= 9 * total:
             return self.lr * (1 - (1 - end) * (epoch / total - 0.5) / 0.4)
         return self.lr * end
+
+    def minimized(self, where: str) -> Loss:
+        """The loss of this name; ``where`` is the caller, for errors."""
+        if self.loss is None:
+            remedy = "name one in the recipe, or give `loss`"
+            raise CurvescopeError(where, "the recipe has no loss", remedy=remedy)
+        return as_loss(self.loss)
 
     def averages(self, epoch: int) -> bool:
         """Whether the weights after this epoch enter the average."""

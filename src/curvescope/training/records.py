@@ -30,7 +30,7 @@ class DataNote:
 class Training:
     """``config.json``: what decides the outcome; two runs with the same one may share a folder."""
 
-    FORMAT: ClassVar[int] = 2
+    FORMAT: ClassVar[int] = 3
 
     network: NetworkSpec | None
     architecture: dict[str, tuple[int, ...]]
@@ -38,6 +38,7 @@ class Training:
     frozen: tuple[str, ...]
     initial_weights: str
     recipe: Recipe
+    loss: str | None  # what a loss of one's own says of itself, and its digest
     penalty: str | None
     data: DataNote
 
@@ -52,15 +53,16 @@ class Epoch:
     """A line of ``metrics.jsonl``: the numbers of one epoch.
 
     ``loss`` and ``accuracy`` are means over the steps of the epoch, while the weights were moving;
-    the test figures are those of the weights at its end, in evaluation mode.
+    the test figures are those of the weights at its end, in evaluation mode. The accuracy of a loss
+    without right answers is NaN.
     """
 
     epoch: int
     lr: float
     loss: float
-    accuracy: float
+    accuracy: AnyFloat
     test_loss: AnyFloat | None
-    test_accuracy: float | None
+    test_accuracy: AnyFloat | None
     seconds: float
 
 

@@ -17,6 +17,7 @@ from curvescope._checks import CurvescopeError
 from curvescope._state import held
 from curvescope.identity import digest
 from curvescope.networks.spec import NetworkSpec
+from curvescope.problem.losses import Loss
 from curvescope.training.folder import RunFolder, State
 from curvescope.training.learner import Learner
 from curvescope.training.objective import Fit, Penalty, refresh_batch_norm, totals
@@ -65,10 +66,11 @@ class Run:
         *,
         samples: int,
         folder: RunFolder | None,
+        loss: Loss,
         penalty: Penalty | None,
     ) -> None:
         self.model, self.recipe, self.folder = model, recipe, folder
-        self.samples, self.penalty = samples, penalty
+        self.samples, self.loss, self.penalty = samples, loss, penalty
         self.epoch = 0
         self.diverged: int | None = None
         self.history: list[Epoch] = []
@@ -83,7 +85,7 @@ class Run:
         if self.folder is not None:
             self.folder.begin(self.model)
             state, self.history = self.folder.load()
-        self.learner = Learner(self.model, self.recipe, self.penalty)
+        self.learner = Learner(self.model, self.recipe, self.penalty, loss=self.loss)
         if self.folder is not None and state is not None:
             self._restore(state, self.folder)
 
@@ -97,7 +99,7 @@ class Run:
             with held(self.model, "eval"):
                 for i, data in enumerate(((X, y), test)):
                     if data is not None:
-                        fits[i] = Fit.of(totals(self.model, *data, self.recipe.loss), len(data[1]))
+                        fits[i] = Fit.of(totals(self.model, *data, self.loss), len(data[1]))
         trained = Trained(
             self.recipe,
             tuple(self.history),
@@ -189,9 +191,21 @@ def describe(data: Any, tensors: Sequence[Tensor]) -> DataNote:
 
 
 def configuration(
-    model: nn.Module, recipe: Recipe, data: DataNote, penalty: Penalty | None
+    model: nn.Module,
+    recipe: Recipe,
+    data: DataNote,
+    penalty: Penalty | None,
+    loss: Loss | None = None,
 ) -> Training:
-    """What decides the outcome of a run: two runs with the same one may share a folder."""
+    """What decides the outcome of a run: two runs with the same one may share a folder.
+
+    Args:
+        model: The network.
+        recipe: How it is trained.
+        data: On what.
+        penalty: A term of the loss.
+        loss: One that the recipe does not name.
+    """
     spec = getattr(model, "spec", None)
     state: Mapping[str, Tensor] = model.state_dict()
     return Training(
@@ -201,6 +215,7 @@ def configuration(
         frozen=_frozen(model),
         initial_weights=digest(*state.values()),
         recipe=recipe,
+        loss=None if loss is None else f"{loss.name} {loss.identity}",
         penalty=None if penalty is None else _name(penalty),
         data=data,
     )

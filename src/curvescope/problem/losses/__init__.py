@@ -4,10 +4,11 @@ A loss says over what it averages, and has its Hessian at the output in closed f
 its likelihood and its classes where there are any; any other callable is differentiated twice.
 """
 
-from curvescope.problem.losses.base import Classes, Loss, LossAt, Terms
+from curvescope.problem.losses.base import Classes, DiagonalAt, Loss, LossAt, Terms, no_likelihood
 from curvescope.problem.losses.binary import BinaryLogistic
 from curvescope.problem.losses.cross_entropy import CrossEntropy
 from curvescope.problem.losses.custom import Custom
+from curvescope.problem.losses.probes import DiagonalRoot
 from curvescope.problem.losses.probes import OutputRoot as OutputRoot
 from curvescope.problem.losses.recognize import BY_NAME as BY_NAME
 from curvescope.problem.losses.recognize import as_loss
@@ -19,6 +20,8 @@ __all__ = [
     "Classes",
     "CrossEntropy",
     "Custom",
+    "DiagonalAt",
+    "DiagonalRoot",
     "Huber",
     "Loss",
     "LossAt",
@@ -26,4 +29,5 @@ __all__ = [
     "SmoothL1",
     "Terms",
     "as_loss",
+    "no_likelihood",
 ]

@@ -135,7 +135,7 @@ class LossAt(ABC):
         return None
 
 
-class Diagonal(LossAt):
+class DiagonalAt(LossAt):
     """A loss whose Hessian is diagonal in the output: ``_curvature``, shaped like it."""
 
     _curvature: Tensor
@@ -158,6 +158,7 @@ class Loss(ABC):
     convex: bool = True  # in the output, so that the Gauss–Newton matrix is psd
     closed_form: bool = True  # the Hessian is no derivative taken by autograd
     has_classes: bool = False  # whether the class structure of G is defined
+    even: bool = True  # whether every sample of one shape weighs the same
 
     modules: ClassVar[tuple[type[nn.Module], ...]] = ()
     functions: ClassVar[tuple[Callable[..., Tensor], ...]] = ()
@@ -200,10 +201,12 @@ class Loss(ABC):
         """The outputs that tell so many classes apart."""
         return classes
 
-    def right(self, output: Tensor, target: Tensor) -> Tensor:
-        """How many predictions of a batch are right; looks at no numbers."""
-        msg = f"the loss {self.name!r} has no right answers"
-        raise CurvescopeError(msg)
+    def right(self, output: Tensor, target: Tensor) -> Tensor | None:
+        """How many predictions of a batch are right; None for a loss without right answers.
+
+        Looks at no numbers.
+        """
+        return None
 
     def check_target(self, target: Any) -> None:  # noqa: B027
         """Refuse targets that fit no output at all; by default there are none."""

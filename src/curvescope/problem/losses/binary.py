@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from curvescope._checks import CurvescopeError, Inapplicable
-from curvescope.problem.losses.base import Classes, Diagonal, Loss, Terms, need_tensor
+from curvescope.problem.losses.base import Classes, DiagonalAt, Loss, Terms, need_tensor
 from curvescope.problem.losses.probes import DiagonalRoot
 
 
@@ -90,7 +90,7 @@ class BinaryLogistic(Loss):
         return ((output > 0) == (target.reshape(output.shape) > 0.5)).sum()
 
 
-class BinaryLogisticAt(Diagonal):
+class BinaryLogisticAt(DiagonalAt):
     """``∂ℓ = v ((1 + (P − 1) y) p − P y)``, ``∂²ℓ = s p (1 − p)`` with ``s = v (1 + (P − 1) y)``.
 
     ``1 − p`` is the sigmoid of ``−z``, so that nothing cancels where the network is sure.

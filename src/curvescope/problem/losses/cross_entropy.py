@@ -66,7 +66,7 @@ class CrossEntropy(Loss):
             msg = f"{where}: shift needs outputs [N, T, C] with the classes last; say axis=-1"
             raise CurvescopeError(msg)
         self.weight = None if weight is None else _class_weights(where, weight)
-        self.has_classes = weight is None
+        self.has_classes = self.even = weight is None
         self.name = self._name()
 
     @classmethod

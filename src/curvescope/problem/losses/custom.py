@@ -62,6 +62,7 @@ class Custom(Loss):
             inner = inner.func
         self.name = name or str(getattr(inner, "__name__", type(inner).__name__))
         self.average = self._average if isinstance(self._average, str) else "weights"
+        self.even = self.average != "weights"
 
     def weight(self, output: Tensor, target: Any) -> float:
         """What a batch weighs in the mean over all."""

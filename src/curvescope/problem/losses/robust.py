@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from curvescope import _checks
 from curvescope._checks import CurvescopeError
-from curvescope.problem.losses.base import Diagonal, Loss, Terms, no_likelihood
+from curvescope.problem.losses.base import DiagonalAt, Loss, Terms, no_likelihood
 from curvescope.problem.losses.probes import DiagonalRoot
 from curvescope.problem.losses.squared import per_sample, per_sample_slopes, real_target
 
@@ -75,7 +75,7 @@ class SmoothL1(_Robust):
         super().__init__(f"smooth_l1(beta={beta:g})", beta, 1 / beta if beta else 1.0)
 
 
-class HuberAt(Diagonal):
+class HuberAt(DiagonalAt):
     """``∂ℓ = h · clamp(r, −δ, δ)``, ``∂²ℓ = h [|r| < δ]``; a term is a sample."""
 
     def __init__(self, error: Tensor, delta: float, height: float, name: str) -> None:

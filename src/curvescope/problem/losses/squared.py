@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from curvescope._checks import CurvescopeError
-from curvescope.problem.losses.base import Diagonal, Loss, Terms, need_tensor
+from curvescope.problem.losses.base import DiagonalAt, Loss, Terms, need_tensor
 from curvescope.problem.losses.probes import DiagonalRoot
 
 
@@ -48,7 +48,7 @@ class MeanSquare(Loss):
         return DiagonalRoot(F.mse_loss(output, y), float(output.numel()), root)
 
 
-class MeanSquareAt(Diagonal):
+class MeanSquareAt(DiagonalAt):
     """``∂ℓ = 2 (z − y)``, ``∂²ℓ = 2 I``; the Fisher's likelihood is ``N(z, (C/2) I)``."""
 
     def __init__(self, output: Tensor, target: Tensor) -> None:
@@ -103,7 +103,7 @@ def per_sample(losses: Tensor) -> Terms:
     return Terms(rows.mean(1), torch.full_like(rows[:, 0], rows.shape[1]), None)
 
 
-def per_sample_slopes(at: Diagonal) -> Tensor:
+def per_sample_slopes(at: DiagonalAt) -> Tensor:
     """``√C`` times the gradient of the mean over the ``C`` entries of each sample."""
     g = at.terms(at.gradient()[None])
     return g / g.shape[-1] ** 0.5
