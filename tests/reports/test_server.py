@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
@@ -218,12 +219,50 @@ def test_a_body_is_read_and_refused(viewer: Viewer) -> None:
     connection.close()
 
 
-def test_a_request_that_is_none_gets_a_short_plain_answer(viewer: Viewer) -> None:
-    with socket.create_connection(("127.0.0.1", viewer.server_address[1]), timeout=20) as wire:
-        wire.sendall(b"GET / HTTP/9.9.9\r\n\r\n")
+MALFORMED = {
+    "no such version": (b"GET {path} HTTP/9.9.9\r\n\r\n", 400),
+    "a later version": (b"GET {path} HTTP/2.0\r\n{host}\r\n", 505),
+    "no version, no method": (b"{path}\r\n\r\n", 400),
+    "too many words": (b"GET {path} a b HTTP/1.1\r\n{host}\r\n", 400),
+    "no words": (b"\x00\xff\xfe\r\n\r\n", 400),
+    "a long line": (b"GET {path}" + b"a" * 70_000 + b" HTTP/1.1\r\n{host}\r\n", 414),
+    "a long header": (b"GET {path} HTTP/1.1\r\n{host}X: " + b"a" * 70_000 + b"\r\n\r\n", 431),
+    "many headers": (b"GET {path} HTTP/1.1\r\n{host}" + b"X: a\r\n" * 200 + b"\r\n", 431),
+    "an open bracket": (b"GET http://[{path} HTTP/1.1\r\n{host}\r\n", 400),
+    "no address in brackets": (b"GET http://[x]{path} HTTP/1.1\r\n{host}\r\n", 400),
+    "no host": (b"GET {path} HTTP/1.1\r\n\r\n", 400),
+    "two hosts": (b"GET {path} HTTP/1.1\r\n{host}{host}\r\n", 400),
+    "no method of Python": (b"__init__ {path} HTTP/1.1\r\n{host}\r\n", 405),
+    "an endless length": (
+        b"POST {path} HTTP/1.1\r\n{host}Content-Length: " + b"9" * 5000 + b"\r\n\r\n",
+        405,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_request_that_is_none_gets_a_short_plain_answer(viewer: Viewer, name: str) -> None:
+    """With the headers of every other answer, and without a word of what was sent."""
+    request, status = MALFORMED[name]
+    port = viewer.server_address[1]
+    request = request.replace(b"{path}", f"/{viewer.token}/".encode())
+    request = request.replace(b"{host}", f"Host: 127.0.0.1:{port}\r\n".encode())
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as wire:
+        wire.sendall(request)
+        wire.shutdown(socket.SHUT_WR)
         answer = wire.makefile("rb").read().decode()
-    assert answer.startswith("HTTP/1.0 400 Bad Request")
-    assert answer.endswith("\r\n\r\n400 Bad Request\n")
+    head, _, body = answer.partition("\r\n\r\n")
+    assert head.startswith(f"HTTP/1.0 {status} ")
+    assert body == f"{status} {HTTPStatus(status).phrase}\n"
+    assert viewer.token not in answer
+    for header in (
+        "Content-Type: text/plain; charset=utf-8",
+        "Content-Security-Policy: default-src 'none'",
+        "X-Content-Type-Options: nosniff",
+        "Referrer-Policy: no-referrer",
+        "Cache-Control: no-store",
+    ):
+        assert f"\r\n{header}" in head
 
 
 def test_links_that_lead_out_are_not_followed(runs: Path, tmp_path: Path) -> None:

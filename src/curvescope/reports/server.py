@@ -45,6 +45,8 @@ _HEADERS = {
 _PLAIN = "text/plain; charset=utf-8"
 _BODY = 1 << 16
 """Bytes of a refused request's body that are read, so that its sender sees the answer."""
+_DIGITS = 18
+"""Digits of its length that are read: thousands are no number for Python, and no body is longer."""
 
 
 _PAUSE = 0.1
@@ -146,7 +148,7 @@ class _Handler(BaseHTTPRequestHandler):
 
         size = self.headers.get("Content-Length") or ""
         if size.isascii() and size.isdigit():
-            self.rfile.read(min(int(size), _BODY))
+            self.rfile.read(min(int(size[:_DIGITS]), _BODY))
         self._reply(refuse)
 
     def _reply(self, answer: Callable[[], tuple[bytes, str]]) -> None:
@@ -187,7 +189,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _target(self) -> tuple[str, str]:
         """What comes after the token, and the query; refused without the right host and token."""
         self._check_host()
-        target = urlsplit(self.path)
+        try:
+            target = urlsplit(self.path)
+        except ValueError:  # a bracket that is not closed, say
+            raise Refused(HTTPStatus.BAD_REQUEST) from None
         if target.scheme or target.netloc or not target.path.startswith("/"):
             raise Refused(HTTPStatus.BAD_REQUEST)
         token, slash, rest = target.path[1:].partition("/")
