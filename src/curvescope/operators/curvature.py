@@ -63,7 +63,7 @@ class Curvature(LinearOperator):
             Y = layers_of(self.problem).product(self._mix, self.space, X, self._options)
             if Y is None:
                 Y = sweep_of(self.problem).product(self._mix, self.space, X, self._options)
-        if not self._sound and bool(X.isfinite().all()):
+        if not self._sound and _checks.finite(X):
             _checks.all_finite(f"{self} @ x", Y)
             self._sound = True
         return Y

@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
+from curvescope import _checks
 from curvescope._checks import CurvescopeError
 
 
@@ -66,7 +67,7 @@ def _check_tensor(name: str, tensor: Tensor) -> None:
 def check_weights(model: nn.Module) -> None:
     """Refuse parameters that are not finite."""
     for name, p in model.named_parameters():
-        if p.device.type != "meta" and not bool(torch.isfinite(p.detach()).all()):
+        if p.device.type != "meta" and not _checks.finite(p.detach()):
             kind = "NaN" if bool(torch.isnan(p.detach()).any()) else "infinite"
             msg = (
                 f"Problem(model): parameter {name!r} has {kind} entries; the weights must be finite"

@@ -147,14 +147,17 @@ class Search:
         spare = max(0, (krylov.capacity - krylov.pending - self.k) // 2)
         kept = self.ritz(min(self.k + spare, krylov.size))
         krylov.restart(kept.values, kept.vectors)
+        # An earlier examination says nothing any more: what it was orthogonal to is mixed up.
+        self._known, self._share = (0, 0, 0), 1.0
 
     # What may be overlooked -----------------------------------------------------------------------
 
     @property
     def missed(self) -> float:
         """A bound on the probability that a better eigenvalue was overlooked."""
-        rest = max(1.0 - self._share, 1e-12) ** 0.5
-        return min(1.0, self._copies / rest + self._hidden)
+        if self._share >= 1.0:
+            return 1.0
+        return min(1.0, self._copies / math.sqrt(1.0 - self._share) + self._hidden)
 
     def _lead_with_weak(self, size: float) -> bool:
         """Put a pending direction of coupling up to ``size`` first in line; False if none is."""
@@ -201,7 +204,7 @@ class Search:
         if krylov.used + 16 > krylov.capacity < n and krylov.size > self.k:
             self._restart()
         self._origin, self._dimension = krylov.size, n - krylov.used
-        self._known = (krylov.size, krylov.size, krylov.used)
+        self._known, self._share = (krylov.size, krylov.size, krylov.used), 0.0
         if krylov.inject(1, self.generator) == 0:
             # The whole space is known, or the basis has no room for an examination.
             if krylov.used == n:
@@ -224,9 +227,10 @@ class Search:
         nodes = torch.linalg.eigvalsh(T)
         better, copies = self._edges
         self._shown |= any(float((side * nodes).max()) > better for side in self.wanted.sides)
+        full = krylov.used + 1 > krylov.capacity < n
         if self.passed < self.k:  # z serves the search, as long as it is what the search needs
             rest = torch.linalg.vector_norm(krylov.coupling @ ritz.vectors[:, ritz.failing], dim=1)
-            if exhausted or float(rest[-1]) < float(rest[:-1].sum()):
+            if exhausted or full or float(rest[-1]) < float(rest[:-1].sum()):
                 self._leave_examination()
             return
         last = 0.0 if exhausted else float(krylov.matrix[krylov.used - 1, krylov.size - 1])
@@ -235,7 +239,6 @@ class Search:
         steps = krylov.size - self._origin
         if steps == 1:
             self._first = self._copies
-        full = krylov.used + 1 > krylov.capacity < n
         given_up = full or self._hopeless(self._first, self._copies, steps - 1)
         if exhausted or given_up or self._copies <= self._overlook / 2:
             # Where z has shown something, another one has to look at what is known now.
