@@ -216,7 +216,7 @@ def batch_statistics() -> nn.Module:
     ("model", "match"),
     [
         (batch_statistics(), "depend on the rest of its batch"),
-        (Peeks(), "looks into a linear layer"),
+        (Peeks(), "looks into a layer"),
         (Random(), "must not depend on the rest"),
         (nn.Sequential(nn.Linear(5, 4), nn.Unflatten(1, (2, 2))), r"got \[4, 2, 2\]"),
     ],

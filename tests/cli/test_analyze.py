@@ -233,7 +233,7 @@ def test_a_wrong_argument_is_one_sentence(mine: Path, capsys, arguments, words: 
     [
         (["--weights", "own.pt"], "only safetensors files are read"),
         (["--weights", "none.safetensors"], "cannot be read"),
-        (["--layers", "fc9"], "'fc9' is no linear or convolutional layer"),
+        (["--layers", "fc9"], "'fc9' is no layer of a known kind"),
         (["--loss", "hinge"], "--loss must be one of"),
         (["--device", "gpu7"], "--device must be auto, cpu, cuda"),
         (["--data", "digits"], "the model refused batch 0"),

@@ -54,7 +54,7 @@ def test_all_eigenvalues_and_top_eigenvectors() -> None:
     torch.testing.assert_close(top.vectors.T @ top.vectors, torch.eye(7).double())
     alpha = torch.linalg.eigvalsh(A).flip(0)
     beta = torch.linalg.eigvalsh(B).flip(0)
-    torch.testing.assert_close(alpha[top.output] * beta[top.input], top.values)
+    torch.testing.assert_close(alpha[top.first] * beta[top.second], top.values)
     with pytest.raises(cs.CurvescopeError, match="at most the dimension 20, got 21"):
         K.top(21)
 

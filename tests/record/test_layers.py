@@ -10,12 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import curvescope as cs
-from curvescope.record.layers import (
-    LayerRecord,
-    UnsupportedLayer,
-    linear_layers,
-    record_layers,
-)
+from curvescope.record.layers import LayerRecord, record_layers
+from curvescope.record.selection import UnsupportedLayer, linear_layers
 from tests.case_models import ReusedModule, TiedLanguageModel
 from tests.cases import BY_NAME
 
@@ -221,8 +217,12 @@ BATCH_NORM = lambda **settings: nn.Sequential(  # noqa: E731
         (WithoutGraph, "fc1", "output of layer 'fc1' has no graph"),
         (Centered, "fc1", "samples of a batch see each other behind layer 'fc1'"),
         (lambda: BATCH_NORM(track_running_stats=False), "0", "batch norm needs mode='eval'"),
-        (lambda: nn.Sequential(Doubled(4, 3)), "0", "'0' must be Linear.*got Doubled with a"),
-        (lambda: BATCH_NORM(), "1", "'1' must be Linear, Conv1d.*got BatchNorm1d"),
+        (
+            lambda: nn.Sequential(Doubled(4, 3)),
+            "0",
+            "'0' must be Conv1d.*Linear, got Doubled with",
+        ),
+        (lambda: BATCH_NORM(), "1", "'1' must be Conv1d.*Linear, got BatchNorm1d"),
         (lambda: BATCH_NORM(), "fc9", "'fc9' is not in the model; .* layers are 0, 3"),
     ],
 )
@@ -260,7 +260,7 @@ def test_tied_weights_and_parametrizations_are_refused() -> None:
     problem = cs.Problem(normed, (torch.randn(2, 4).double(), torch.tensor([0, 1])))
     with pytest.raises(UnsupportedLayer, match="with a changed forward or weight"):
         linear_layers(problem, "0")
-    with pytest.raises(cs.CurvescopeError, match="no linear or convolution layer"):
+    with pytest.raises(cs.CurvescopeError, match=r"no Conv1d, .* or Linear layer"):
         linear_layers(problem)
 
 

@@ -10,8 +10,8 @@ from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.operators.gram import GramForm
 from curvescope.problem import Problem
 from curvescope.record.extended import class_directions
-from curvescope.record.layers import UnsupportedLayer
 from curvescope.record.norms import is_fixed_norm, record_norms
+from curvescope.record.selection import UnsupportedLayer
 
 
 def convolutional(generator: torch.Generator) -> nn.Sequential:

@@ -39,7 +39,7 @@ def test_correspondence_entry_by_entry() -> None:
 def test_a_kronecker_product_corresponds_perfectly() -> None:
     A, B = gram(3, 0), gram(4, 1)
     pairs = KroneckerOperator(A, B, psd=True).top(6)
-    for side, factor, index in (("input", B, pairs.input), ("output", A, pairs.output)):
+    for side, factor, index in (("input", B, pairs.second), ("output", A, pairs.first)):
         basis = torch.linalg.eigh(factor)[1].flip(1)
         matrix = correspondence(pairs, basis, side=side).matrix
         expected = torch.nn.functional.one_hot(index, len(factor)).T.double()

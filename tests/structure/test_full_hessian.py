@@ -89,7 +89,7 @@ def test_finds_the_top_eigenspace_of_positive_inputs() -> None:
 def test_refusals() -> None:
     conv = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(48, 3)).double()
     problem = cs.Problem(conv, convert(classes(2, 6, 6), torch.float64))
-    with pytest.raises(cs.CurvescopeError, match=r"'0' must be a linear layer .* got Conv2d at 16"):
+    with pytest.raises(cs.CurvescopeError, match=r"'0' must be applied once .* got Conv2d at 16"):
         full_output_hessian(problem)
     assert full_output_hessian(problem, layers="2").outputs == (3,)
     plain = cs.Problem(mlp(), convert(classes(4), torch.float64))

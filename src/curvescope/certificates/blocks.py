@@ -1,9 +1,10 @@
 """How a network's parameters are laid out for a posterior: one matrix for each layer.
 
-A linear or convolution layer is the matrix ``[W, b]`` with a row for each output (DH App. B's
-extended input ``[x; 1]`` takes the bias into the Kronecker product); a convolution's kernel is
-flattened as ``weight.flatten(1)``. Everything else (the scale of a batch norm, grouped
-convolutions, tied weights) is a row of its own, for which the standard basis is kept.
+A layer is the matrix ``[W, b]`` with a row for each output (DH App. B's extended input ``[x; 1]``
+takes the bias into the Kronecker product); a convolution's kernel is flattened as
+``weight.flatten(1)``. A weight that is stored with a row for each input is that matrix, and its
+bias stands alone. Everything else (the scale of a batch norm, grouped convolutions, tied weights)
+is a row of its own, for which the standard basis is kept.
 """
 
 from __future__ import annotations
@@ -12,13 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from curvescope._checks import CurvescopeError, positive_int
-from curvescope.record.patches import Layer, groups, supported
+from curvescope.layers import kind_of
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,14 @@ class Layout:
         for path, module in model.named_modules():
             prefix = f"{path}." if path else ""
             names = [f"{prefix}weight", f"{prefix}bias"]
-            if not _is_layer(module) or names[0] not in trainable:
+            layer = kind_of(module)
+            if layer is None or layer.groups > 1 or names[0] not in trainable:
                 continue
             if any(users.get(id(trainable.get(name)), 1) > 1 for name in names):
                 continue
-            bias = names[1] if names[1] in trainable else None
+            if layer.transposed:
+                names.pop()
+            bias = names[-1] if names[-1] in trainable and not layer.transposed else None
             shape = tuple(trainable[names[0]].shape)
             blocks.append(Block(path or "weight", names[0], bias, shape, layer=True))
             joined.update(names)
@@ -147,7 +150,3 @@ class Layout:
         """The block that each parameter belongs to, ``[size]``."""
         sizes = torch.tensor(self.sizes, device=device)
         return torch.repeat_interleave(torch.arange(len(self.blocks), device=device), sizes)
-
-
-def _is_layer(module: nn.Module) -> bool:
-    return supported(module) and groups(cast(Layer, module)) == 1

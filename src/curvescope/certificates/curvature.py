@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +11,9 @@ from curvescope._checks import ModelError
 from curvescope._state import copied, evaluated, strict_precision
 from curvescope.certificates.bases import Bases, Eigenbases
 from curvescope.certificates.blocks import Block, Layout
+from curvescope.layers import watched_calls
 from curvescope.problem.problem import Problem
-from curvescope.structure.factors import kronecker_factors
+from curvescope.structure.factors import KroneckerFactors, kronecker_factors
 
 Factors = list[tuple[Tensor, Tensor] | None]
 
@@ -67,7 +67,7 @@ class CurvatureBases:
         binary = outputs.ndim == 1 or outputs.shape[1] == 1
         loss = "binary_logistic" if binary else "cross_entropy"
         problem = Problem(self._model, pieces, loss=loss)
-        found: dict[str, Any] = {}
+        found: dict[str, KroneckerFactors] = {}
         for bias in (True, False):
             layers = [
                 _path(block)
@@ -76,8 +76,9 @@ class CurvatureBases:
             ]
             if layers:
                 found |= kronecker_factors(problem, layers=layers, bias=bias)
+        products = {path: factors.operator() for path, factors in found.items()}
         return [
-            (found[_path(b)].output_hessian, found[_path(b)].autocorrelation) if b.layer else None
+            (products[_path(b)].A, products[_path(b)].B) if b.layer else None
             for b in self._layout.blocks
         ]
 
@@ -87,21 +88,14 @@ class CurvatureBases:
         inputs: dict[str, Tensor] = {}
         layers = {block.name: self._model.get_submodule(_path(block)) for block in blocks}
 
-        def hook(name: str) -> Any:
-            def add(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-                x = args[0].double()
-                if module.bias is not None:
-                    x = torch.cat([x, x.new_ones(len(x), 1)], 1)
-                inputs[name] = inputs.get(name, 0) + x.T @ x
+        def add(name: str, x: Tensor, _: Tensor) -> None:
+            x = x.double()
+            if layers[name].bias is not None:
+                x = torch.cat([x, x.new_ones(len(x), 1)], 1)
+            inputs[name] = inputs.get(name, 0) + x.T @ x
 
-            return add
-
-        handles = [layer.register_forward_hook(hook(name)) for name, layer in layers.items()]
-        try:
+        with watched_calls(layers, add):
             outputs = torch.cat([self._model(x) for x in self._X.split(_CHUNK)])
-        finally:
-            for handle in handles:
-                handle.remove()
         M = _output_curvature(outputs)
         factors: Factors = []
         for block in reversed(blocks):
@@ -117,11 +111,12 @@ class CurvatureBases:
             for b in blocks
         ) and all(a.shape[0] == b.shape[1] for a, b in pairwise(blocks))
         if not chained:
-            msg = (
-                "certify(method='iter.m'): the closed form of the output Hessian (DH eq. 56) needs "
-                "a chain of trainable linear layers; use method='iter'"
+            raise ModelError(
+                "certify(method='iter.m')",
+                "the closed form of the output Hessian (DH eq. 56) needs a chain of trainable "
+                "linear layers",
+                remedy="use `method='iter'`",
             )
-            raise ModelError(msg)
 
 
 def _output_curvature(outputs: Tensor) -> Tensor:

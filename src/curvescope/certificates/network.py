@@ -14,9 +14,6 @@ convolution, whose positions share their weights, has shared noise.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -24,6 +21,7 @@ from curvescope._checks import ModelError
 from curvescope._state import copied, evaluated
 from curvescope.certificates.bases import Bases, Pair
 from curvescope.certificates.blocks import Block, Layout
+from curvescope.layers import LayerKind, kind_of, watched_calls
 from curvescope.problem.calling import call_with
 from curvescope.record.samples import apart
 
@@ -112,11 +110,11 @@ class StochasticNetwork:
         self._shared_size = sum(layout.sizes[i] for i in self._shared)
         self._widths = [layout.blocks[i].rows for i in self._local]
         if separate is False:
-            msg = (
-                "certify(model): the output for an example must not depend on the rest of its "
-                "batch; batch norm needs running statistics, fixed before the data were seen"
+            raise ModelError(
+                "certify(model)",
+                "the output for an example must not depend on the rest of its batch",
+                remedy="batch norm needs running statistics, fixed before the data were seen",
             )
-            raise ModelError(msg)
         self._check(layout.flatten(state), example[:4], reference)
 
     @property
@@ -190,31 +188,21 @@ class StochasticNetwork:
         return torch.special.ndtr(-score).mean()
 
     def _make_local(self, example: Tensor) -> None:
-        """Replace every linear layer that is used once, on vectors, by one with local noise."""
+        """Replace every layer that is used once, on vectors as they are, by one with noise."""
         modules = dict(self._copy.named_modules(remove_duplicate=False))
-        uses: dict[str, int] = {}
-        outputs: dict[str, Any] = {}  # kept alive, so that no two share their memory by chance
-
-        def hook(name: str) -> Callable[..., None]:
-            def count(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-                plain = output.ndim == 2 and len(output) == len(example)
-                uses[name] = uses.get(name, 0) + (1 if plain else 2)
-                outputs[name] = output
-
-            return count
-
-        handles = [m.register_forward_hook(hook(n)) for n, m in modules.items()]
-        with torch.no_grad():
+        calls: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in modules}
+        with (
+            torch.no_grad(),
+            watched_calls(modules, lambda name, x, y: calls[name].append((x, y))),
+        ):
             final = self._copy(example)
-        for handle in handles:
-            handle.remove()
         for i, block in enumerate(self.layout.blocks):
             path = block.weight.rpartition(".")[0]
-            module = modules.get(path)
-            if not block.layer or not isinstance(module, nn.Linear) or uses.get(path) != 1:
+            kind = kind_of(modules[path]) if block.layer else None
+            if kind is None or not _on_vectors(kind, calls[path], len(example)):
                 continue
-            constant = module.bias if block.bias is None else None
-            layer = LocalLinear(None if constant is None else constant.detach())
+            constant = kind.module.bias if block.bias is None else None
+            layer = LocalLinear(constant.detach() if isinstance(constant, Tensor) else None)
             layer.has_bias = block.bias is not None
             parent, _, name = path.rpartition(".")
             if path:
@@ -222,7 +210,8 @@ class StochasticNetwork:
             else:
                 self._copy = layer
             self._local[i] = layer
-            if block.rows == 1 and outputs[path].data_ptr() == final.data_ptr():
+            # The calls are kept alive, so that no two share their memory by chance.
+            if block.rows == 1 and calls[path][0][1].data_ptr() == final.data_ptr():
                 self._output = layer
 
     def _check(self, mean: Tensor, example: Tensor, reference: Tensor) -> None:
@@ -234,18 +223,28 @@ class StochasticNetwork:
             with torch.no_grad():
                 ours = self(example, mean, zero, Bases.standard(self.layout), noise)
         except AttributeError as error:
-            msg = f"{where}: its forward looks into a linear layer instead of calling it ({error})"
-            raise ModelError(msg) from error
+            rule = f"its forward looks into a layer instead of calling it ({error})"
+            raise ModelError(where, rule) from error
         shape = tuple(reference.shape)
         if len(shape) not in (1, 2) or shape[0] != len(example):
-            msg = f"{where}: the output must be [B], [B, 1] or [B, C], got {list(shape)}"
-            raise ModelError(msg)
+            rule = "the output must be [B], [B, 1] or [B, C]"
+            raise ModelError(where, rule, given=list(shape))
         if not torch.allclose(ours, reference, rtol=1e-3, atol=1e-5):
-            msg = (
-                f"{where}: its output is not a function of input and weights alone; it must call "
-                "its layers as modules and draw no random numbers in evaluation mode"
+            raise ModelError(
+                where,
+                "its output is not a function of input and weights alone",
+                remedy="it must call its layers as modules and draw no random numbers in "
+                "evaluation mode",
             )
-            raise ModelError(msg)
+
+
+def _on_vectors(kind: LayerKind, calls: list[tuple[Tensor, Tensor]], examples: int) -> bool:
+    """Whether a layer is ``W x + b`` of the one vector per example that it gets."""
+    if len(calls) != 1 or kind.transposed:
+        return False
+    x, y = calls[0]
+    plain = x.ndim == y.ndim == 2 and len(x) == len(y) == examples
+    return plain and torch.equal(kind.rows(x, examples)[:, 0], x)
 
 
 def _weights(mean: Tensor, kick: Tensor, pair: Pair, rotated: bool) -> Tensor:

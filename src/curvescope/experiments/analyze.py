@@ -14,7 +14,6 @@ from torch.utils import _pytree as pytree
 
 from curvescope import io
 from curvescope._checks import CurvescopeError, positive_int
-from curvescope._layers import LAYERS
 from curvescope.experiments.configuration import Analysis, DataNote, ModelNote, Settings
 from curvescope.experiments.known import Summary
 from curvescope.experiments.stages import (
@@ -32,9 +31,10 @@ from curvescope.experiments.stages.context import Context, derived
 from curvescope.experiments.stages.layers import LayerFindings
 from curvescope.experiments.store import Finding, OpenRun, Outcome, RunDirectory, open_for_work
 from curvescope.identity import digest
+from curvescope.layers import kind_of as layer_kind_of
 from curvescope.operators.hessian import Hessian
 from curvescope.problem import Problem
-from curvescope.record.layers import first_samples
+from curvescope.record.samples import first_samples
 from curvescope.spectra.control import Progress
 
 _LONGEST = 120
@@ -203,12 +203,12 @@ def stage_name(kind: str, layer: str) -> str:
 
 
 def choose_layers(problem: Problem, layers: Sequence[str] | None) -> tuple[str, ...]:
-    """The linear and convolutional layers with variables, or those that are named."""
+    """The layers of a known kind with variables, or those that are named."""
     modules = dict(problem.model.named_modules())
     able = [
         name
         for name in problem.params.layers
-        if isinstance(modules[name], LAYERS)
+        if layer_kind_of(modules[name]) is not None
         and f"{name}.weight".lstrip(".") in problem.params.shapes  # a model may be one layer itself
     ]
     if layers is None:
@@ -216,7 +216,7 @@ def choose_layers(problem: Problem, layers: Sequence[str] | None) -> tuple[str, 
     for name in layers:
         if name not in able:
             msg = (
-                f"analyze(layers): {name!r} is no linear or convolutional layer with variables; "
+                f"analyze(layers): {name!r} is no layer of a known kind with variables; "
                 f"such layers are {', '.join(able) or 'none'}"
             )
             raise CurvescopeError(msg)

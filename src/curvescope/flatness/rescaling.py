@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from curvescope import _checks
 from curvescope._checks import CurvescopeError
-from curvescope._layers import LAYERS
 from curvescope._state import copied
 from curvescope.flatness.network_scores import on_other_data
+from curvescope.layers import kind_of
 from curvescope.operators.base import LinearOperator
 from curvescope.problem import ParamSpace, Problem
 
@@ -84,8 +84,7 @@ def rescale(problem: Problem, first: str, second: str, alpha: float) -> Rescaled
     where = f"rescale(problem, {first!r}, {second!r})"
     alpha = _checks.finite_float(where, "alpha", alpha)
     if alpha <= 0:
-        msg = f"{where}: alpha must be positive, got {alpha:g}"
-        raise CurvescopeError(msg)
+        raise CurvescopeError(where, "`alpha` must be positive", given=f"{alpha:g}")
     model = copied(problem.model)
     for name in (first, second):
         _check_layer(where, model, name)
@@ -97,12 +96,12 @@ def rescale(problem: Problem, first: str, second: str, alpha: float) -> Rescaled
     after = on_other_data(problem, problem.data, model=model)
     shift = _shift(problem, after)
     if shift > 100 * torch.finfo(problem.dtype).eps ** 0.5:
-        msg = (
-            f"{where}: the output changes by {shift:.2g} of its size, so that the layers do not "
-            "follow each other through positively homogeneous functions alone; choose layers with "
-            "only ReLU, pooling or reshaping between them"
+        raise CurvescopeError(
+            where,
+            f"the output changes by {shift:.2g} of its size, so that the layers do not follow each "
+            "other through positively homogeneous functions alone",
+            remedy="choose layers with only ReLU, pooling or reshaping between them",
         )
-        raise CurvescopeError(msg)
     return Rescaled(after, first, second, alpha, shift)
 
 
@@ -126,21 +125,20 @@ def _diagonal(space: ParamSpace, factors: dict[str, float]) -> Tensor:
 def _check_layer(where: str, model: nn.Module, name: str) -> None:
     modules = dict(model.named_modules())
     module = modules.get(name)
-    if not isinstance(module, LAYERS):
-        layers = [n for n, m in modules.items() if isinstance(m, LAYERS)]
-        got = "no such module" if module is None else type(module).__name__
-        msg = (
-            f"{where}: {name!r} must be a linear or convolutional layer, got {got}; those are "
-            f"{', '.join(layers)}"
+    layer = None if module is None else kind_of(module)
+    if layer is None:
+        raise CurvescopeError(
+            where,
+            f"{name!r} must be a linear or convolutional layer with a weight of its own",
+            given="no such module" if module is None else type(module).__name__,
+            remedy=f"those are {', '.join(n for n, m in modules.items() if kind_of(m))}",
         )
-        raise CurvescopeError(msg)
-    names = [n for n, p in model.named_parameters(remove_duplicate=False) if p is module.weight]
-    if len(names) > 1 or f"{name}.weight" not in names:
-        msg = (
-            f"{where}: the weight of {name!r} is shared or computed ({', '.join(names)}), and "
-            "cannot be rescaled alone"
+    names = [n for n, p in model.named_parameters(remove_duplicate=False) if p is layer.weight]
+    if len(names) > 1:
+        rule = (
+            f"the weight of {name!r} is shared ({', '.join(names)}), and cannot be rescaled alone"
         )
-        raise CurvescopeError(msg)
+        raise CurvescopeError(where, rule)
 
 
 def _shift(before: Problem, after: Problem) -> float:
@@ -165,11 +163,8 @@ class Congruence(LinearOperator):
 
     def __init__(self, A: LinearOperator, diagonal: Tensor) -> None:
         if diagonal.shape != (A.shape[0],) or not A.symmetric:
-            msg = (
-                f"Congruence({A}, diagonal): needs a symmetric operator and a diagonal of its "
-                f"size, got {list(diagonal.shape)}"
-            )
-            raise CurvescopeError(msg)
+            rule = "needs a symmetric operator and a diagonal of its size"
+            raise CurvescopeError(f"Congruence({A}, diagonal)", rule, given=list(diagonal.shape))
         super().__init__(A.shape, dtype=A.dtype, device=A.device, symmetric=True, psd=A.psd)
         self._inner, self._d = A, diagonal.to(A.device, A.dtype)[:, None]
 

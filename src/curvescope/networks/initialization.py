@@ -12,15 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from curvescope import _checks
+from curvescope.layers import LayerKind, registered
 
 SCHEMES = ("pytorch", "xavier", "dziugaite-roy")
-
-_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 @torch.no_grad()
 def initialize(model: nn.Module, scheme: str, *, generator: torch.Generator) -> None:
-    """Draw new weights for the linear and convolutional layers of ``model``, in its own order.
+    """Draw new weights for the linear, convolutional and other layers, in the model's own order.
 
     With ``n_in`` and ``n_out`` the numbers of inputs and outputs of a unit (times the area of the
     kernel):
@@ -52,8 +51,9 @@ def initialize(model: nn.Module, scheme: str, *, generator: torch.Generator) -> 
     _checks.generator("initialize(generator)", generator)
     first = True
     for module in model.modules():
-        if isinstance(module, _LAYERS):
-            _draw(module.weight, module.bias, scheme, first, generator)
+        layer = registered(module)
+        if layer is not None:
+            _draw(layer, getattr(module, "bias", None), scheme, first, generator)
             first = False
         elif isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.reset_running_stats()
@@ -63,10 +63,10 @@ def initialize(model: nn.Module, scheme: str, *, generator: torch.Generator) -> 
 
 
 def _draw(
-    weight: Tensor, bias: Tensor | None, scheme: str, first: bool, generator: torch.Generator
+    layer: LayerKind, bias: Tensor | None, scheme: str, first: bool, generator: torch.Generator
 ) -> None:
-    area = weight[0, 0].numel()
-    fan_in, fan_out = weight.shape[1] * area, weight.shape[0] * area
+    weight, (outputs, fan_in) = layer.weight, layer.matrix_shape
+    fan_out = outputs * weight[0, 0].numel()  # times the area of the kernel
     fresh = torch.empty(weight.shape, dtype=weight.dtype, device=generator.device)
     if scheme == "dziugaite-roy":
         nn.init.trunc_normal_(fresh, std=0.04, a=-0.08, b=0.08, generator=generator)

@@ -128,12 +128,15 @@ class KroneckerOperator(LinearOperator):
 
 @dataclass(frozen=True)
 class KroneckerPairs:
-    """Eigenvalues, largest first, their eigenvectors ``a_i ⊗ b_j``, and the positions ``i, j``."""
+    """Eigenvalues, largest first, their eigenvectors ``a_i ⊗ b_j``, and the positions ``i, j``.
+
+    ``first`` counts the eigenvectors of ``A``, ``second`` those of ``B``, each largest first.
+    """
 
     values: Tensor  # [k]
     vectors: Tensor  # [mn, k]
-    output: Tensor  # [k]: i
-    input: Tensor  # [k]: j
+    first: Tensor  # [k]: i
+    second: Tensor  # [k]: j
 
 
 class KroneckerFunction(LinearOperator):

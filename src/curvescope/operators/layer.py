@@ -23,19 +23,14 @@ from curvescope.problem.batches import Batch
 from curvescope.record import memory
 from curvescope.record.batch import TapeBatch
 from curvescope.record.blocks import Sizes, factors_of, part_of
+from curvescope.record.capture import Capture, capture
 from curvescope.record.cuda import CapturedProducts
 from curvescope.record.layer_factors import Factors, merged
-from curvescope.record.layers import (
-    Capture,
-    UnsupportedLayer,
-    capture,
-    check_samples,
-    first_samples,
-    samples_given,
-)
 from curvescope.record.outputs import Mix, OutputMatrix
 from curvescope.record.roots import root
 from curvescope.record.rules import Untraceable
+from curvescope.record.samples import check_samples, first_samples, samples_given
+from curvescope.record.selection import UnsupportedLayer
 from curvescope.record.squeeze import Part
 from curvescope.record.sweep import SHARE, Footprint, Options
 
@@ -106,14 +101,14 @@ class LayerSweep:
         return self._fits(layer, mix) if planned is None else planned
 
     def _product(self, part: Part, mix: Mix, X: Tensor, how: Options, *, keep: bool) -> Tensor:
-        rows = X.T.contiguous()
+        rows = part.enter(X.T.contiguous())
         if not keep or not self._record(part.layer, mix, how):
-            return self._stream(part, mix, rows, how.columns).T
+            return part.leave(self._stream(part, mix, rows, how.columns)).T
         if not how.cuda_graph:
-            return self._apply(part, mix, rows, how.columns).T
+            return part.leave(self._apply(part, mix, rows, how.columns)).T
         key = (part, mix, rows.shape[0], how.columns)
         apply = lambda rows: self._apply(part, mix, rows, how.columns)  # noqa: E731
-        return self._graphs.product(key, apply, rows).T
+        return part.leave(self._graphs.product(key, apply, rows)).T
 
     def _apply(self, part: Part, mix: Mix, rows: Tensor, columns: int | None) -> Tensor:
         total = torch.zeros_like(rows)
@@ -303,7 +298,7 @@ class LayerRoot(LinearOperator):
 
     def _matmat(self, X: Tensor) -> Tensor:
         self._problem.check_unchanged()
-        rows = X.T.contiguous()
+        rows = self._part.enter(X.T.contiguous())
         return torch.cat([p.push(rows, self._part) for p in self._pieces], 1).mul_(self._scale).T
 
     def _decided_by(self) -> tuple[object, ...]:
@@ -320,7 +315,7 @@ class LayerRoot(LinearOperator):
         """``Rᵀ Y: [P, k]`` from what was gathered, or of a combination of its rows."""
         if len(self._pieces) > 1:
             return gathered.T
-        return self._pieces[0].scatter(gathered, self._part).T
+        return self._part.leave(self._pieces[0].scatter(gathered, self._part)).T
 
     def spread(self, gathered: Tensor) -> Tensor:
         """``R Rᵀ Y: [r, k]`` from what was gathered."""
@@ -333,7 +328,7 @@ class LayerRoot(LinearOperator):
         parts = zip(self._pieces, Y.T.split(self._rows, 1), strict=True)
         total = sum(piece.pull(u, self._part) for piece, u in parts)
         assert isinstance(total, Tensor)
-        return total.mul_(self._scale).T
+        return self._part.leave(total.mul_(self._scale)).T
 
 
 def layers_of(problem: Problem) -> LayerSweep:

@@ -11,17 +11,15 @@ from torch import Tensor
 
 from curvescope._checks import CurvescopeError
 from curvescope._state import full_precision
+from curvescope.layers import LayerKind, as_matrix
 from curvescope.operators.rows import LayerRows, Rows, WrittenRows, join
 from curvescope.problem import ParamSpace, Problem
 from curvescope.problem.batches import Batch
 from curvescope.problem.losses import Loss
 from curvescope.record import memory, samples
-from curvescope.record.layers import (
-    LayerRecord,
-    linear_layers,
-    record_layers,
-)
+from curvescope.record.layers import LayerRecord, record_layers
 from curvescope.record.norms import is_fixed_norm, record_norms
+from curvescope.record.selection import layer_of, linear_layers
 
 Directions = Callable[[Loss, Tensor, Any], Tensor]
 """``(loss, z, target) ↦ [B, K, *z.shape[1:]]``: roots of the output matrix of each sample."""
@@ -63,8 +61,7 @@ class RowBlocks:
             rows += u.shape[0] * u.shape[1]
             weight += self.problem.loss_at(z, batch).weight
         if weight == 0:
-            msg = "Problem(data): no target counts (all are ignored)"
-            raise CurvescopeError(msg)
+            raise CurvescopeError("Problem(data)", "no target counts (all are ignored)")
         return rows, weight
 
     def restrict(self, space: ParamSpace) -> RowBlocks:
@@ -100,7 +97,7 @@ class RowBlocks:
         first = next(self.pieces(1))
         try:
             linear_layers(self.problem, [layer])
-            record_layers(self.problem, next(self.pieces(4)), [layer], self._mixture)
+            samples.check_samples(self.problem, next(self.pieces(samples.PROBE)), [layer])
             record = record_layers(self.problem, first, [layer], self._mixture)[layer]
         except torch.OutOfMemoryError:
             raise
@@ -108,7 +105,9 @@ class RowBlocks:
             return False
         recorded = _layer_rows(record, *present).written().rows[0]
         pulled = self._pulled(first, [n for n in self.space.names if n in own])
-        return self._agree(recorded, _layer_order(pulled, present))
+        return self._agree(
+            recorded, _layer_order(layer_of(self.problem.model, layer), pulled, present)
+        )
 
     def _mixture(self, z: Tensor, target: Any) -> Tensor:
         """One direction of each sample, made of all of its own."""
@@ -243,8 +242,9 @@ def _layer_rows(record: LayerRecord, weight: bool, bias: bool) -> LayerRows:
     return LayerRows(record.errors, x)
 
 
-def _layer_order(gradients: list[Tensor], present: tuple[bool, bool]) -> Tensor:
+def _layer_order(layer: LayerKind, gradients: list[Tensor], present: tuple[bool, bool]) -> Tensor:
     """Gradients by weight and bias in the order of :class:`LayerRows`: bias after each row."""
-    columns = [gradients[0].flatten(1)] if present[0] else []
+    m, turned = layer.matrix_shape[0], layer.transposed
+    columns = [as_matrix(gradients[0].flatten(), m, transposed=turned)] if present[0] else []
     columns += [gradients[-1][:, None]] if present[1] else []
     return torch.cat(columns, 1).flatten()

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from curvescope._checks import CurvescopeError
 from curvescope.problem import ParamSpace, Problem
+from curvescope.record.capture import Capture
 from curvescope.record.layer_factors import Factors, Gradients, Products
-from curvescope.record.layers import Capture, linear_layers
-from curvescope.record.patches import matrix_shape
+from curvescope.record.selection import layer_of, linear_layers
 from curvescope.record.squeeze import Part
 
 
@@ -25,7 +25,9 @@ def part_of(problem: Problem, space: ParamSpace) -> Part | None:
         linear_layers(problem, layers[0])
     except CurvescopeError:
         return None
-    return Part(layers[0], "weight" in own, "bias" in own)
+    layer = layer_of(problem.model, layers[0])
+    transposed = layer.matrix_shape[0] if layer.transposed else None
+    return Part(layers[0], "weight" in own, "bias" in own, transposed)
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Sizes:
     @classmethod
     def of(cls, seen: Capture, layer: str, directions: Tensor) -> Sizes:
         """The shape that recording these directions will have."""
-        return cls(directions.shape[1], seen.positions[layer], *matrix_shape(seen.modules[layer]))
+        return cls(directions.shape[1], seen.positions[layer], *seen.layers[layer].matrix_shape)
 
     @property
     def by_gradients(self) -> bool:

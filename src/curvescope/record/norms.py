@@ -8,18 +8,17 @@ each direction serves all samples, where rows by autograd alone would take one f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from curvescope.problem.batches import Batch
 from curvescope.problem.problem import Problem
-from curvescope.record.layers import Directions, UnsupportedLayer, checked_directions
+from curvescope.record.capture import passage
+from curvescope.record.layers import Directions, checked_directions
 from curvescope.record.selection import join
 
 
@@ -41,6 +40,7 @@ def record_norms(
     Raises:
         UnsupportedLayer: a norm that is used more than once, or not at all.
 
+    >>> from torch import nn
     >>> model = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1)).double().eval()
     >>> with torch.no_grad():
     ...     _ = [p.fill_(2.0) for p in model.parameters()]
@@ -52,40 +52,17 @@ def record_norms(
     (tensor([[[8.]]], dtype=torch.float64), tensor([[[1.]]], dtype=torch.float64))
     """
     modules = {name: problem.model.get_submodule(name) for name in norms}
-    inputs: dict[str, Tensor] = {}
-    edges: dict[str, GradientEdge] = {}
-
-    def hook(name: str) -> Callable[..., None]:
-        def remember(module: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
-            if name in inputs:
-                msg = f"norms: batch norm {name!r} is used more than once in a forward pass"
-                raise UnsupportedLayer(msg)
-            inputs[name], edges[name] = args[0].detach(), get_gradient_edge(out)
-
-        return remember
-
     variables = {
-        join(name, kind): getattr(module, kind).detach().requires_grad_()
+        join(name, part): module.get_parameter(part).detach().requires_grad_()
         for name, module in modules.items()
-        for kind in ("weight", "bias")
+        for part in ("weight", "bias")
     }
-    with ExitStack() as stack:
-        stack.enter_context(problem.evaluation())
-        for name, module in modules.items():
-            handle = module.register_forward_hook(hook(name), prepend=True)
-            stack.callback(handle.remove)
-        z = problem.output(variables, batch)
-    if len(inputs) < len(norms):
-        unused = next(name for name in norms if name not in inputs)
-        msg = f"norms: batch norm {unused!r} is not used in the forward pass as a module"
-        raise UnsupportedLayer(msg)
-    u = checked_directions(z, directions(z.detach(), batch.target))
-    normal = {name: _normalized(module, inputs[name]) for name, module in modules.items()}
+    seen = passage(problem, batch, modules, variables)
+    u = checked_directions(seen.output, directions(seen.output.detach(), batch.target))
+    normal = {name: _normalized(module, seen.inputs[name]) for name, module in modules.items()}
     found: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in norms}
     for k in range(u.shape[1]):
-        last = k == u.shape[1] - 1
-        pulled = torch.autograd.grad(z, list(edges.values()), u[:, k], retain_graph=not last)
-        for name, e in zip(edges, pulled, strict=True):
+        for name, e in seen.pull_back(u[:, k], last=k == u.shape[1] - 1).items():
             error = e.reshape(*e.shape[:2], -1)
             found[name].append(((error * normal[name]).sum(2), error.sum(2)))
     return {

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from curvescope.problem.losses import LossAt
-from curvescope.record.layers import UnsupportedLayer
 from curvescope.record.outputs import GradientOuter, LossHessian, OutputMatrix
+from curvescope.record.selection import UnsupportedLayer
 
 
 def root(matrix: OutputMatrix, loss: LossAt, z: Tensor, batch: int) -> Tensor:
@@ -40,15 +40,13 @@ def _by_term(matrix: OutputMatrix, loss: LossAt, z: Tensor, batch: int) -> Tenso
     if isinstance(matrix, LossHessian):
         found = loss.root()
         if found is None:
-            raise UnsupportedLayer(_INDEFINITE)
+            raise UnsupportedLayer(
+                "layers",
+                "the loss is not convex in the output, so that its Hessian has no real root",
+                remedy="use cs.GaussNewton(problem) without the closed form",
+            )
         return found
     if isinstance(matrix, GradientOuter):
         return loss.slopes()
     matrix.apply(loss, batch, torch.zeros_like(z)[None])  # draws the samples and leaves them there
     return loss.draws[matrix] / matrix.samples**0.5
-
-
-_INDEFINITE = (
-    "layers: the loss is not convex in the output, so that its Hessian has no real root; use "
-    "cs.GaussNewton(problem) without the closed form"
-)

@@ -1,4 +1,8 @@
-"""Do samples see each other? Batches taken apart and put together anew where they do not."""
+"""Do samples see each other? Batches taken apart and put together anew where they do not.
+
+The question is answered here for the whole package: :func:`apart` for a model as a function,
+:func:`positions` for the layers inside of it. What is known of a problem is kept with it.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,21 @@ from torch.utils import _pytree as pytree
 from curvescope._checks import CurvescopeError
 from curvescope.problem.batches import Batch
 from curvescope.problem.problem import MISTAKES, Problem
+from curvescope.record.capture import capture
+from curvescope.record.selection import UnsupportedLayer
 
-_PROBE = 16  # samples on which independence is tried out
+PROBE = 4
+"""Samples on which things are tried out."""
+
+_PROBE_TOGETHER = 16  # the same for outputs, where a pass backward is not needed
+
+
+class _Known:
+    """What was tried out for a problem."""
+
+    def __init__(self, _: Problem) -> None:
+        self.independent: bool | None = None
+        self.layers: set[str] = set()  # behind which samples do not see each other
 
 
 def tensors(batch: Batch) -> list[Tensor]:
@@ -46,6 +63,25 @@ def join(batches: Sequence[Batch]) -> Batch:
     return Batch(inputs, pytree.tree_map(cat, *(b.target for b in batches)), batches[0].index)
 
 
+def samples_given(batch: Batch) -> int | None:
+    """The common first dimension of a batch's inputs, if they have one."""
+    sizes = {t.shape[0] if t.ndim else None for t in _leaves(batch.inputs)}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def first_samples(batch: Batch) -> Batch:
+    """A few samples of a batch, to try things out on; the batch itself if it cannot be cut."""
+    size = samples_given(batch)
+    if size is None:
+        return batch
+
+    def cut(t: Tensor) -> Tensor:
+        return t[:PROBE] if t.ndim and t.shape[0] == size else t
+
+    inputs, target = pytree.tree_map_only(Tensor, cut, (batch.inputs, batch.target))
+    return Batch(inputs, target, batch.index)
+
+
 # Do samples see each other? ---------------------------------------------------------------------
 
 
@@ -70,7 +106,7 @@ def apart(run: Callable[[Any], Tensor], batch: Any, together: Tensor | None = No
         return False
     samples = lengths.pop()
     if together is None:
-        samples = min(_PROBE, samples)
+        samples = min(_PROBE_TOGETHER, samples)
     if samples == 1:
         return None
     if together is None:
@@ -142,9 +178,9 @@ def _rows(e: Tensor, samples: int) -> int:
 
 def independent(problem: Problem, batch: Batch) -> bool:
     """Whether samples of this problem do not see each other, see :func:`apart`; tried out once."""
-    known: bool | None = problem.cache.get("independent samples")
-    if known is not None:
-        return known
+    known = problem.companion(_Known)
+    if known.independent is not None:
+        return known.independent
     if problem.mode != "eval":
         return False
     variables = problem.variables()
@@ -153,11 +189,37 @@ def independent(problem: Problem, batch: Batch) -> bool:
         with problem.evaluation():
             return problem.output(variables, Batch(tree[0], tree[1], batch.index))
 
-    known = apart(run, (batch.inputs, batch.target))
-    if known is None:  # one sample alone says nothing
-        return True
-    problem.cache["independent samples"] = known
-    return known
+    known.independent = apart(run, (batch.inputs, batch.target))
+    return known.independent is not False  # one sample alone says nothing
+
+
+def check_samples(problem: Problem, batch: Batch, layers: Sequence[str]) -> None:
+    """Refuse layers whose samples see each other, tried out on a few samples, once per problem.
+
+    The output of a sample must not depend on what the layer computes for the others, see
+    :func:`positions`.
+    """
+    known = problem.companion(_Known).layers
+    unknown = [name for name in layers if name not in known]
+    if not unknown:
+        return
+    few = capture(problem, first_samples(batch), unknown)
+    if few.samples < 2:
+        return
+
+    def pull_back(u: Tensor) -> list[Tensor]:
+        pulled = few.pull_back(u)
+        return [few.layers[name].rows_first(pulled[name], few.samples) for name in unknown]
+
+    for name, rows in zip(unknown, positions(pull_back, few.output, few.samples), strict=True):
+        if not rows:
+            raise UnsupportedLayer(
+                "layers",
+                f"the samples of a batch see each other behind layer {name!r}, or are not its "
+                "first dimension",
+                remedy="batch norm needs mode='eval' and running statistics",
+            )
+        known.add(name)
 
 
 def pieces(problem: Problem, batch: Batch, size: int) -> Iterator[Batch]:

@@ -1,4 +1,4 @@
-"""Which layers have a closed form: linear and convolution layers with a weight of their own."""
+"""Which layers have a closed form: those of a known kind, with a weight of their own."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from collections.abc import Iterable
 from torch import nn
 
 from curvescope._checks import CurvescopeError, Inapplicable
-from curvescope._layers import LAYERS
 from curvescope._state import exclusive
+from curvescope.layers import LayerKind, kind_of, kinds
 from curvescope.problem.problem import Problem
-from curvescope.record.patches import supported
 
 
 class UnsupportedLayer(Inapplicable):
@@ -18,7 +17,7 @@ class UnsupportedLayer(Inapplicable):
 
 
 def linear_layers(problem: Problem, layers: str | Iterable[str] | None = None) -> tuple[str, ...]:
-    """The chosen layers, or (None) all linear and convolution layers whose weight is a variable.
+    """The chosen layers, or (None) all of a known kind whose weight is a variable.
 
     Raises:
         UnsupportedLayer: for a layer of another kind, or one whose weight others share.
@@ -29,13 +28,14 @@ def linear_layers(problem: Problem, layers: str | Iterable[str] | None = None) -
         names = [
             name
             for name, module in modules.items()
-            if supported(module) and join(name, "weight") in problem.params.names
+            if kind_of(module) is not None and join(name, "weight") in problem.params.names
         ]
     else:
         names = [layers] if isinstance(layers, str) else list(layers)
     if not names:
-        msg = "layers: the model has no linear or convolution layer among its variables"
-        raise CurvescopeError(msg)
+        raise CurvescopeError(
+            "layers", f"the model has no {_either()} layer with a weight among its variables"
+        )
     with exclusive(problem.model):
         for name in names:
             _check_layer(problem, modules, name)
@@ -43,22 +43,33 @@ def linear_layers(problem: Problem, layers: str | Iterable[str] | None = None) -
 
 
 def _check_layer(problem: Problem, modules: dict[str, nn.Module], name: str) -> None:
-    kinds = "Linear, Conv1d, Conv2d or Conv3d"
     if name not in modules:
-        known = ", ".join(n for n, m in modules.items() if supported(m)) or "none"
-        msg = f"layers: layer {name!r} is not in the model; {kinds} layers are {known}"
-        raise CurvescopeError(msg)
+        there = ", ".join(n for n, m in modules.items() if kind_of(m) is not None) or "none"
+        rule = f"layer {name!r} is not in the model; {_either()} layers are {there}"
+        raise CurvescopeError("layers", rule)
     module = modules[name]
-    if not supported(module):
-        why = " with a changed forward or weight" if isinstance(module, LAYERS) else ""
-        msg = f"layers: layer {name!r} must be {kinds}, got {type(module).__name__}{why}"
-        raise UnsupportedLayer(msg)
-    for kind in ("weight", "bias"):
-        own = module._parameters.get(kind)
+    if kind_of(module) is None:
+        why = " with a changed forward or weight" if isinstance(module, kinds()) else ""
+        rule = f"layer {name!r} must be {_either()}"
+        raise UnsupportedLayer("layers", rule, given=f"{type(module).__name__}{why}")
+    for part in ("weight", "bias"):
+        own = module._parameters.get(part)
         users = [n for n, p in problem.model.named_parameters(remove_duplicate=False) if p is own]
         if own is not None and len(users) > 1:
-            msg = f"layers: layer {name!r} shares its {kind} ({' = '.join(users)})"
-            raise UnsupportedLayer(msg)
+            rule = f"layer {name!r} shares its {part} ({' = '.join(users)})"
+            raise UnsupportedLayer("layers", rule)
+
+
+def _either() -> str:
+    *most, last = (kind.__name__ for kind in kinds())
+    return f"{', '.join(most)} or {last}"
+
+
+def layer_of(model: nn.Module, name: str) -> LayerKind:
+    """A layer that :func:`linear_layers` accepted, with its kind."""
+    kind = kind_of(model.get_submodule(name))
+    assert kind is not None, "checked before"
+    return kind
 
 
 def join(layer: str, parameter: str) -> str:

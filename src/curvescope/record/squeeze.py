@@ -12,16 +12,43 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from curvescope.layers import as_matrix, as_stored
 from curvescope.record.constant import WORTH, Lines
 
 
 @dataclass(frozen=True)
 class Part:
-    """Which parameters of one layer a block is made of."""
+    """Which parameters of one layer a block is made of.
+
+    Factors work on rows in which the weight is a matrix ``[m, n]``, outputs first; ``transposed``
+    is the ``m`` of a weight that is stored as ``[n, m]``.
+    """
 
     layer: str
     weight: bool
     bias: bool
+    transposed: int | None = None
+
+    def enter(self, rows: Tensor) -> Tensor:
+        """Flat rows ``[c, P]`` as factors work on them."""
+        if self.transposed is None or not self.weight:
+            return rows
+        weight, bias = self._split(rows)
+        return torch.cat([as_matrix(weight, self.transposed, transposed=True).flatten(1), bias], 1)
+
+    def leave(self, rows: Tensor) -> Tensor:
+        """The inverse of :meth:`enter`."""
+        if self.transposed is None or not self.weight:
+            return rows
+        weight, bias = self._split(rows)
+        matrix = as_matrix(weight, self.transposed, transposed=False)
+        return torch.cat([as_stored(matrix, transposed=True), bias], 1)
+
+    def _split(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.transposed is not None
+        bias = self.transposed if self.bias else 0
+        weight, own = rows.split([rows.shape[1] - bias, bias], 1)
+        return weight, own
 
 
 Pair = tuple[Tensor | None, Tensor | None]  # weight [c m, n] and bias [c m], where they take part

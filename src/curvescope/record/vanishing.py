@@ -13,9 +13,9 @@ from curvescope._state import without_gradients
 from curvescope.problem.params import ParamSpace
 from curvescope.problem.problem import Problem
 from curvescope.record.batch import TapeBatch
-from curvescope.record.layers import first_samples
 from curvescope.record.outputs import Mix
 from curvescope.record.rules import Untraceable
+from curvescope.record.samples import first_samples
 
 
 def residual_has_no_diagonal(problem: Problem, space: ParamSpace) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -12,12 +11,10 @@ from torch import Tensor, nn
 
 from curvescope import _checks
 from curvescope._checks import CurvescopeError
-from curvescope._layers import CONVOLUTIONS, LAYERS
 from curvescope._state import held
+from curvescope.layers import registered, watched_calls
 from curvescope.spectra.estimate import Estimate, Samples
 from curvescope.spectra.measure import SpectralMeasure
-
-_NEURONS = (*LAYERS, nn.Bilinear)
 
 
 @dataclass(frozen=True)
@@ -116,11 +113,12 @@ def rank_bound(
 ) -> int:
     """FF's rank bound for a model, its neurons counted in one forward pass (SP-8).
 
-    Every linear and convolutional layer that the pass reaches counts once: ``count="channels"`` by
+    Every layer of a known kind that the pass reaches counts once: ``count="channels"`` by
     its output features or channels, as FF does; ``"activations"`` by its output entries for one
     sample, which the argument of §3.2 (paths through neurons) needs where weights are shared over
     positions. ``d_x`` is the number of entries of ``input_shape``, without the batch. FF argues
-    for plain feed-forward networks; a bound above the number of parameters says nothing.
+    for plain feed-forward networks; a bound above the number of parameters says nothing, and a
+    module with other weights (a recurrent one, attention with a weight of its own) is refused.
 
     >>> mlp = nn.Sequential(nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 10))
     >>> rank_bound(mlp, (784,), 10)         # 4 · 10 · (100 + 10 + 784)
@@ -129,25 +127,40 @@ def rank_bound(
     where = "rank_bound(model, input_shape, classes)"
     _checks.one_of(where, "count", count, ("channels", "activations"))
     shape = [_checks.positive_int(where, "every entry of input_shape", n) for n in input_shape]
+    _check_kinds(where, model)
     neurons = _neurons(model, shape, count)
     if not neurons:
-        msg = f"{where}: no linear or convolutional layer was reached; use neuron_rank_bound"
-        raise CurvescopeError(msg)
+        rule = "no linear or convolutional layer was reached"
+        raise CurvescopeError(where, rule, remedy="use neuron_rank_bound")
     return neuron_rank_bound(neurons, math.prod(shape), classes)
 
 
 def _neurons(model: nn.Module, shape: list[int], count: str) -> list[int]:
     """Neurons of every layer that one sample passes, in order; the model is left as it was."""
-    seen: dict[nn.Module, int] = {}
+    layers = {name: own for name, m in model.named_modules() if (own := registered(m)) is not None}
+    neurons: dict[str, int] = {}
 
-    def record(module: nn.Module, _: object, output: Tensor) -> None:
-        axis = 1 if isinstance(module, CONVOLUTIONS) else -1
-        seen[module] = output.shape[axis] if count == "channels" else output.numel()
+    def see(name: str, _: Tensor, y: Tensor) -> None:
+        neurons[name] = layers[name].neurons(y) if count == "channels" else y.numel()
 
-    layers = [module for module in model.modules() if isinstance(module, _NEURONS)]
     parameter = next(model.parameters(), torch.empty(0))
-    with held(model, "eval"), torch.no_grad(), ExitStack() as hooks:
-        for layer in layers:
-            hooks.callback(layer.register_forward_hook(record).remove)
+    modules = {name: layer.module for name, layer in layers.items()}
+    with held(model, "eval"), torch.no_grad(), watched_calls(modules, see):
         model(torch.zeros(1, *shape, dtype=parameter.dtype, device=parameter.device))
-    return list(seen.values())
+    return list(neurons.values())
+
+
+def _check_kinds(where: str, model: nn.Module) -> None:
+    """Refuse weights whose neurons would not be counted, which would make the bound too small."""
+    covered: tuple[str, ...] = ()
+    for name, module in model.named_modules():
+        if registered(module) is not None:
+            covered += (f"{name}." if name else "",)  # what computes its weight lies there
+            continue
+        matrices = [p for p in module._parameters.values() if p is not None and p.ndim > 1]
+        if matrices and not name.startswith(covered):
+            raise CurvescopeError(
+                where,
+                f"the neurons of {name!r} ({type(module).__name__}) cannot be counted",
+                remedy="use neuron_rank_bound, or register its kind by layer_kind",
+            )

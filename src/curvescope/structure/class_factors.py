@@ -22,15 +22,17 @@ from torch import Tensor
 
 from curvescope._checks import AnyFloat
 from curvescope._state import full_precision
+from curvescope.layers import LayerKind, as_matrix
 from curvescope.operators.algebra import Sum
 from curvescope.operators.base import LinearOperator
 from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.operators.kronecker import KroneckerOperator
 from curvescope.problem import Problem
-from curvescope.record.layers import linear_layers, record_layers
+from curvescope.record.layers import record_layers
 from curvescope.record.outputs import LossHessian
 from curvescope.record.roots import root
 from curvescope.record.samples import pieces
+from curvescope.record.selection import layer_of, linear_layers
 from curvescope.spectra.eigensolver import eigenpairs
 from curvescope.spectra.exact import ExactSpectrum, exact_spectrum, log_distance
 from curvescope.spectra.measure import SpectralMeasure, spectral_measure
@@ -158,7 +160,7 @@ def layer_approximations(
         exact, kfac, by_class = spectra
         approximations[name] = LayerApproximation(
             name, C, exact, kfac, by_class, kfac_error, cfac_error,
-            *_cosines(problem.restrict(weight), moments[name]),
+            *_cosines(problem.restrict(weight), layer_of(problem.model, name), moments[name]),
         )  # fmt: skip
     return approximations
 
@@ -245,16 +247,19 @@ def quadratic_forms(e: Tensor, x: Tensor, factors: list[tuple[Tensor, Tensor]]) 
     return torch.stack(forms)
 
 
-def _cosines(problem: Problem, moments: LayerMoments) -> tuple[Tensor, Tensor]:
+def _cosines(problem: Problem, layer: LayerKind, moments: LayerMoments) -> tuple[Tensor, Tensor]:
     structure = class_structure(problem)
     C, h = structure.classes, moments.feature_means  # [C, n]
-    shape = (moments.error_means.shape[2], h.shape[1])
-    g = structure.means.double().reshape(C, C, *shape)
+
+    def matrices(g: Tensor) -> Tensor:
+        return as_matrix(g.double(), layer.matrix_shape[0], transposed=layer.transposed)
+
+    g = matrices(structure.means)
     cross = _cosine(g, moments.error_means, h[:, None])
     eye = torch.eye(C, dtype=torch.bool, device=h.device)
     shares = torch.softmax(moments.log_weights.masked_fill(eye, -torch.inf), 1).nan_to_num(0.0)
     errors = torch.einsum("cd,cdm->cm", shares, moments.error_means)
-    own = _cosine(structure.class_means.double().reshape(C, *shape), errors, h)
+    own = _cosine(matrices(structure.class_means), errors, h)
     return own.cpu(), cross.cpu()
 
 

@@ -11,7 +11,9 @@ from curvescope import _checks
 from curvescope._checks import CurvescopeError
 from curvescope.problem.batches import Batch
 from curvescope.problem.problem import Problem
-from curvescope.record.layers import Capture, capture, check_samples, linear_layers
+from curvescope.record.capture import Capture, capture
+from curvescope.record.samples import check_samples
+from curvescope.record.selection import linear_layers
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ def logit_clusters(problem: Problem, layer: str) -> LogitClusters:
         labels = _labels(problem, batch, seen)
         c = seen.output.shape[1]
         if weight is None or output is None or counts is None:
-            m, n = seen.modules[name].weight.flatten(1).shape
+            m, n = seen.layers[name].matrix_shape
             weight = seen.output.new_zeros(c, c, m * n)
             output = seen.output.new_zeros(c, c, seen.positions[name] * m)
             counts = torch.zeros(c, dtype=torch.long, device=weight.device)

@@ -23,7 +23,8 @@ def matricize(vectors: Tensor | HasEigenPairs, outputs: int) -> Tensor:
     ``[m, n]`` or ``[m, n₁, K₁, K₂]`` as torch flattens it, is ``(i−1)n + j``.
 
     Args:
-        vectors: columns over one layer's *weight* (``H.block("fc1.weight")``).
+        vectors: columns over one layer's *weight* (``H.block("fc1.weight")``); those of a weight
+            that is stored as ``[n, m]`` through :meth:`KroneckerFactors.by_outputs`.
         outputs: ``m``, the number of output neurons or channels.
 
     >>> matricize(torch.arange(6.0)[:, None], 2)[0]

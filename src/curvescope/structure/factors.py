@@ -16,23 +16,18 @@ from torch import Tensor
 
 from curvescope import _checks
 from curvescope._checks import CurvescopeError, Inapplicable
+from curvescope.layers import as_matrix
 from curvescope.operators.kronecker import KroneckerOperator
 from curvescope.problem.batches import Batch
 from curvescope.problem.losses import LossAt
 from curvescope.problem.problem import Problem
 from curvescope.record import memory
-from curvescope.record.layers import (
-    Capture,
-    capture,
-    check_samples,
-    first_samples,
-    linear_layers,
-)
+from curvescope.record.capture import Capture, capture
 from curvescope.record.moments import LayerMoments
 from curvescope.record.outputs import LossHessian
-from curvescope.record.patches import matrix_shape
 from curvescope.record.roots import root
-from curvescope.record.samples import pieces
+from curvescope.record.samples import check_samples, first_samples, pieces
+from curvescope.record.selection import layer_of, linear_layers
 
 CACHE = 16 << 20  # bytes of inputs and outputs of the layers that are worked on at a time
 
@@ -48,7 +43,7 @@ class KroneckerFactors:
     ``output_hessian``, and the auto-correlation is that of all groups together.
 
     ``classes``, where asked for, are the factors given the label; ``share`` is the part of the
-    samples that these ones come from.
+    samples that these ones come from. ``transposed`` says that the weight is stored as ``[n, m]``.
     """
 
     name: str
@@ -58,10 +53,25 @@ class KroneckerFactors:
     bias: bool
     share: float = 1.0
     classes: tuple[KroneckerFactors, ...] = field(default=())
+    transposed: bool = False
 
     def operator(self) -> KroneckerOperator:
-        """``E[M] ⊗ E[x xᵀ]`` on the row-major weight ``[m, n]``, with the bias ``[m, n + 1]``."""
-        return KroneckerOperator(self.output_hessian, self.autocorrelation, psd=True)
+        """``E[M] ⊗ E[x xᵀ]`` on the flat weight; with the bias on ``[W, b]``, row by row.
+
+        For a transposed weight the two change places: ``E[x xᵀ] ⊗ E[M]`` on its ``[n, m]``.
+        """
+        M, A = self.output_hessian, self.autocorrelation
+        if self.transposed and not self.bias:
+            return KroneckerOperator(A, M, psd=True)
+        return KroneckerOperator(M, A, psd=True)
+
+    def by_outputs(self, vectors: Tensor) -> Tensor:
+        """Columns over the flat weight as ones over ``[m, n]``, row by row, for :func:`matricize`.
+
+        The same columns, unless the weight is transposed.
+        """
+        m = len(self.output_hessian)
+        return as_matrix(vectors.T, m, transposed=self.transposed).flatten(1).T
 
     @property
     def mean_direction(self) -> Tensor:
@@ -134,12 +144,21 @@ def kronecker_factors(
     if sum(own.weight for own in moments.values()) == 0:
         msg = "Problem(data): no target counts (all are ignored)"
         raise CurvescopeError(msg)
-    return {
+    found = {
         name: _by_class(name, moments, classes, bias, problem.dtype)
         if by_class
         else _factors(name, moments[name, ALL].means(), 1.0, bias, problem.dtype)
         for name in names
     }
+    return {
+        name: _transposed(own) if layer_of(problem.model, name).transposed else own
+        for name, own in found.items()
+    }
+
+
+def _transposed(factors: KroneckerFactors) -> KroneckerFactors:
+    classes = tuple(replace(own, transposed=True) for own in factors.classes)
+    return replace(factors, transposed=True, classes=classes)
 
 
 ALL = -1
@@ -151,7 +170,7 @@ def _piece_size(problem: Problem, batch: Batch, names: Sequence[str]) -> int:
     if problem.device.type != "cpu":
         return 1 << 30
     few = capture(problem, first_samples(batch), names)
-    outputs = sum(few.positions[name] * matrix_shape(few.modules[name])[0] for name in names)
+    outputs = sum(few.positions[name] * few.layers[name].matrix_shape[0] for name in names)
     numbers = outputs + sum(x.numel() for x in few.inputs.values()) / few.samples
     return max(16, int(CACHE / few.output.element_size() / numbers))
 
@@ -160,8 +179,8 @@ def _check_size(seen: Capture, labels: int) -> None:
     """Directions of all samples, and three copies of all moments of each label."""
     classes, item = seen.output[0].numel(), seen.output.element_size()
     moments = 0
-    for name, layer in seen.modules.items():
-        m, n = matrix_shape(layer)
+    for name, layer in seen.layers.items():
+        m, n = layer.matrix_shape
         moments += m * m + n * n + n * seen.positions[name]
     memory.need(
         "kronecker_factors",
@@ -179,7 +198,7 @@ def _add_piece(
     moments: dict[tuple[str, int], LayerMoments],
 ) -> None:
     """Add some samples of a batch, all layers and all labels."""
-    for name in seen.modules:
+    for name in seen.layers:
         for label, (index, samples, weight) in members.items():
             own = moments.setdefault((name, label), LayerMoments(seen, name))
             if own.positions != seen.positions[name]:
@@ -192,8 +211,8 @@ def _add_piece(
     last = directions.shape[1] - 1
     for k in range(last + 1):
         for name, e in seen.pull_back(directions[:, k], last=k == last).items():
-            for label, (index, *_) in members.items():
-                moments[name, label].add_errors(_some(e, index, seen.samples))
+            for label, (index, samples, _) in members.items():
+                moments[name, label].add_errors(_some(e, index, seen.samples), samples)
 
 
 def _some(t: Tensor, index: Tensor | None, samples: int) -> Tensor:

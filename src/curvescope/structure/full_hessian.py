@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from curvescope import _checks
 from curvescope._checks import CurvescopeError
+from curvescope.layers import add_gram, as_stored, mirror
 from curvescope.problem.problem import Problem
-from curvescope.record.layers import Capture, capture, check_samples, linear_layers
-from curvescope.record.moments import add_gram, mirror
+from curvescope.record.capture import Capture, capture
 from curvescope.record.outputs import LossHessian
-from curvescope.record.patches import Layer, matrix_shape
 from curvescope.record.roots import root
+from curvescope.record.samples import check_samples
+from curvescope.record.selection import layer_of, linear_layers
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ def full_output_hessian(
         _check_plain(seen)
         loss = problem.loss_at(seen.output, batch)
         samples, weight = samples + seen.samples, weight + loss.weight
-        for name, x in seen.inputs.items():
-            own = x.reshape(seen.samples, -1).double().sum(0)
+        for name in names:
+            own = seen.rows(name)[:, 0].double().sum(0)
             means[name] = means[name] + own if name in means else own
         gram = _gram(seen, root(LossHessian(), loss, seen.output, batch.index))
         total = gram.double() if total is None else total + gram
@@ -75,21 +75,22 @@ def full_output_hessian(
         raise CurvescopeError(msg)
     return FullOutputHessian(
         names,
-        tuple(matrix_shape(cast(Layer, problem.model.get_submodule(name)))[0] for name in names),
+        tuple(layer_of(problem.model, name).matrix_shape[0] for name in names),
         (mirror(total) / weight).to(problem.dtype),
         tuple((means[name] / samples).to(problem.dtype) for name in names),
     )
 
 
 def _check_plain(seen: Capture) -> None:
-    for name, module in seen.modules.items():
-        if not isinstance(module, nn.Linear) or seen.positions[name] != 1:
-            msg = (
-                f"full_output_hessian: layer {name!r} must be a linear layer that is applied once "
-                f"to a sample, got {type(module).__name__} at {seen.positions[name]} positions; "
-                "name the fully connected layers in layers"
+    for name, positions in seen.positions.items():
+        if positions != 1:
+            kind = type(seen.layers[name].module).__name__
+            raise CurvescopeError(
+                "full_output_hessian",
+                f"layer {name!r} must be applied once to a sample",
+                given=f"{kind} at {positions} positions",
+                remedy="name the fully connected layers in `layers`",
             )
-            raise CurvescopeError(msg)
 
 
 def _gram(seen: Capture, directions: Tensor) -> Tensor:
@@ -97,7 +98,7 @@ def _gram(seen: Capture, directions: Tensor) -> Tensor:
     total: Tensor | None = None
     for k in range(last + 1):
         pulled = seen.pull_back(directions[:, k], last=k == last)
-        errors = torch.cat([e.reshape(seen.samples, -1) for e in pulled.values()], 1)
+        errors = torch.cat([seen.errors(name, e)[:, 0] for name, e in pulled.items()], 1)
         total = errors.new_zeros(errors.shape[1], errors.shape[1]) if total is None else total
         add_gram(total, errors.T)
     assert total is not None
@@ -155,8 +156,9 @@ def full_hessian_approximation(
     for name, part, mean in pieces:
         prefix = f"{name}." if name else ""
         if f"{prefix}weight" in space.names:
-            outer = part[:, None] * mean.double()[None, :, None]  # [m, n, k]
-            w[space.slice(f"{prefix}weight")] = outer.flatten(0, 1)
+            outer = part.T[:, :, None] * mean.double()  # [k, m, n]
+            kind = layer_of(problem.model, name)
+            w[space.slice(f"{prefix}weight")] = as_stored(outer, transposed=kind.transposed).T
         if f"{prefix}bias" in space.names:
             w[space.slice(f"{prefix}bias")] = part
     values = sigma * w.square().sum(0)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,8 +31,8 @@ from curvescope.problem import Problem
 from curvescope.problem.losses import Classes
 from curvescope.record import memory, samples
 from curvescope.record.extended import extended
-from curvescope.record.layers import linear_layers, record_layers
-from curvescope.record.patches import Layer
+from curvescope.record.layers import record_layers
+from curvescope.record.selection import layer_of, linear_layers
 from curvescope.structure.moments import LayerMoments
 
 _CHUNK = 256 << 20  # bytes of inputs and errors recorded at a time
@@ -129,14 +129,12 @@ def layer_statistics(
     >>> layer.features.outliers, layer.features.global_
     (1, 0.0)
     """
-    modules = dict(problem.model.named_modules(remove_duplicate=False))
     statistics = {}
     for name, own in layer_moments(problem, layers=layers).items():
         _checks.all_finite(
             f"layer_statistics, layer {name!r}", own.second_features, own.second_errors
         )
-        weight: Any = modules[name].weight
-        W = weight.detach().double().flatten(1)
+        W = layer_of(problem.model, name).matrix.detach().double()
         statistics[name] = LayerStatistics(
             name, own.classes, _features(own), _errors(own), _weights(W, *own.weight_factors())
         )
@@ -186,8 +184,7 @@ def layer_moments(
 def _check_size(problem: Problem, names: Sequence[str], z: Tensor) -> None:
     """The directions of the samples, and the means of all pairs of classes, for each layer."""
     classes = max(2, z[0].numel())
-    modules = dict(problem.model.named_modules(remove_duplicate=False))
-    rows = [cast(Layer, modules[name]).weight.shape[0] for name in names]
+    rows = [layer_of(problem.model, name).matrix_shape[0] for name in names]
     each = 8 * (sum(rows) + 3 * max(rows)) + 2 * z.element_size() * len(z)
     memory.need(
         "layer_statistics(problem)",

@@ -19,7 +19,7 @@ from curvescope._checks import CurvescopeError
 from curvescope._random import gaussian
 from curvescope.operators.base import LinearOperator
 from curvescope.problem.problem import Problem
-from curvescope.record.layers import linear_layers
+from curvescope.record.selection import layer_of, linear_layers
 from curvescope.spectra.eigensolver import eigenpairs
 from curvescope.structure.factors import KroneckerFactors
 from curvescope.structure.overlaps import overlap
@@ -96,7 +96,7 @@ def output_hessian_theory(
 ) -> dict[str, OutputTheory]:
     """Table 10 and eq. 56 for the fully connected layers at the end of a network.
 
-    A layer takes part when all layers after it are linear and fit together as matrices (in LeNet5:
+    A layer takes part when it and all after it are plain matrices that fit together (in LeNet5:
     fc1, fc2, fc3); layers are taken in the order of the model's modules.
 
     Args:
@@ -122,16 +122,14 @@ def output_hessian_theory(
     theories: dict[str, OutputTheory] = {}
     later: list[Tensor] = []
     for name in reversed(linear_layers(problem)):
-        module = problem.model.get_submodule(name)
-        if not isinstance(module, nn.Linear):
-            break
-        if later and later[0].shape[1] != module.weight.shape[0]:
+        layer = layer_of(problem.model, name)
+        if layer.weight.ndim != 2 or (later and later[0].shape[1] != layer.matrix_shape[0]):
             break
         if name in order:
             theories[name] = _theory(
                 name, factors[name].output_hessian.double().cpu(), later, A.cpu()
             )
-        later.insert(0, module.weight.detach().cpu())
+        later.insert(0, layer.matrix.detach().cpu())
     if not theories or classes < 2:
         msg = "output_hessian_theory(problem): needs a linear last layer with at least two outputs"
         raise CurvescopeError(msg)

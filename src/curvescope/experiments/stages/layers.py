@@ -59,7 +59,10 @@ def compute(context: Context, layer: str) -> Outcome[Finding[LayerFindings]]:
     guess = factors.operator().top(k)
     compared = compare_eigenpairs(pairs, guess)
     structure = autocorrelation_structure(factors)
-    vectors = {"true": pairs.vectors, "approximate": guess.vectors}
+    vectors = {
+        "true": factors.by_outputs(pairs.vectors),
+        "approximate": factors.by_outputs(guess.vectors),
+    }
     findings = LayerFindings(
         name=layer,
         outputs=m,
@@ -70,7 +73,7 @@ def compute(context: Context, layer: str) -> Outcome[Finding[LayerFindings]]:
         true=compared.true.cpu().double(),
         approximate=compared.approximate.cpu().double(),
         overlap=compared.overlap.cpu().double(),
-        ratio=singular_structure(pairs, m).ratio.cpu().double(),
+        ratio=singular_structure(vectors["true"], m).ratio.cpu().double(),
         output_eigenvalues=torch.linalg.eigvalsh(factors.output_hessian.double()).flip(0).cpu(),
         correspondences=_correspondences(factors, vectors),
         products=pairs.products,

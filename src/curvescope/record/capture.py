@@ -1,0 +1,163 @@
+"""A forward pass that remembers what passed through some layers, to pull cotangents back to them.
+
+For a layer ``y[t] = W x[t] + b`` inside a network with output ``z``, the derivative of a direction
+``⟨u, z⟩`` by ``W`` is ``Σ_t e[t] x[t]ᵀ`` where ``e = ∂⟨u, z⟩/∂y`` (DH eq. 5; for convolutions A.2).
+One forward pass gives ``x``, one backward pass for each ``u`` gives ``e`` for all layers and all
+samples, and no derivative by a parameter is taken at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+
+from curvescope._checks import ModelError
+from curvescope.layers import LayerKind, watched_calls
+from curvescope.problem.batches import Batch
+from curvescope.problem.problem import Problem
+from curvescope.record.selection import UnsupportedLayer, join, layer_of
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A forward pass and what went through some modules, each of which was called once."""
+
+    output: Tensor
+    inputs: dict[str, Tensor]  # as the modules saw them
+    edges: dict[str, GradientEdge]  # where the cotangents of the modules' outputs appear
+    sizes: dict[str, int]  # of the modules' outputs
+    again: Callable[[], AbstractContextManager[None]]  # the model as it was, for checkpoints
+
+    @property
+    def samples(self) -> int:
+        """The number of samples of the batch."""
+        return self.output.shape[0]
+
+    def pull_back(self, u: Tensor, *, last: bool = False) -> dict[str, Tensor]:
+        """The cotangent ``u`` of the output at each module's output; ``last`` frees the graph."""
+        with self.again():
+            pulled = torch.autograd.grad(
+                self.output, list(self.edges.values()), u, retain_graph=not last
+            )
+        return dict(zip(self.edges, pulled, strict=True))
+
+
+@dataclass(frozen=True)
+class Capture(Passage):
+    """The same for layers, each with its kind."""
+
+    layers: dict[str, LayerKind]
+    positions: dict[str, int]  # of each sample
+    operations: frozenset[str]  # that lie behind the layers
+
+    def rows(self, name: str) -> Tensor:
+        """The layer's input as ``[B, T, n]``."""
+        return self.layers[name].rows(self.inputs[name], self.samples)
+
+    def errors(self, name: str, e: Tensor) -> Tensor:
+        """``[B, T, m]`` from a cotangent in the layer's own layout."""
+        return self.layers[name].errors(e, self.samples)
+
+
+def passage(
+    problem: Problem,
+    batch: Batch,
+    modules: Mapping[str, nn.Module],
+    variables: Mapping[str, Tensor],
+) -> Passage:
+    """Run the model on a batch and remember what passes through ``modules``.
+
+    Only ``variables`` require grad, so that the graph begins at the first of them.
+
+    Raises:
+        UnsupportedLayer: a module that is not called once, with a tensor, or outside of the graph.
+    """
+    inputs: dict[str, Tensor] = {}
+    edges: dict[str, GradientEdge] = {}
+    sizes: dict[str, int] = {}
+
+    def see(name: str, x: Tensor, y: Tensor) -> None:
+        if name in inputs:
+            raise UnsupportedLayer(
+                "layers", f"layer {name!r} is used more than once in a forward pass"
+            )
+        if not y.requires_grad:
+            raise UnsupportedLayer(
+                "layers",
+                f"the output of layer {name!r} has no graph",
+                remedy="remove torch.no_grad or use checkpointing with use_reentrant=False",
+            )
+        inputs[name], edges[name], sizes[name] = x.detach(), get_gradient_edge(y), y.numel()
+
+    again = partial(problem.evaluation, frozenset(variables))
+    with ExitStack() as stack:
+        stack.enter_context(again())
+        stack.enter_context(watched_calls(modules, see))
+        try:
+            z = problem.output(variables, batch)
+        except ModelError:
+            _check_called(modules, inputs)
+            raise
+    _check_called(modules, inputs)
+    return Passage(z, inputs, edges, sizes, again)
+
+
+def capture(problem: Problem, batch: Batch, layers: Sequence[str]) -> Capture:
+    """Run the model on a batch and remember what passes through ``layers``.
+
+    The names are those that :func:`curvescope.record.selection.linear_layers` returned. This needs
+    layers that are used once, which is checked, and samples that do not see each other, see
+    :func:`curvescope.record.samples.check_samples`.
+    """
+    kinds = {name: layer_of(problem.model, name) for name in layers}
+    variables = {
+        join(name, "weight"): kind.weight.detach().requires_grad_() for name, kind in kinds.items()
+    }
+    seen = passage(problem, batch, {name: kind.module for name, kind in kinds.items()}, variables)
+    operations = _check_uses(seen.output, layers, list(variables.values()))
+    positions = {
+        name: kind.groups * seen.sizes[name] // (seen.samples * kind.matrix_shape[0])
+        for name, kind in kinds.items()
+    }
+    return Capture(**vars(seen), layers=kinds, positions=positions, operations=operations)
+
+
+def _check_called(names: Iterable[str], inputs: Mapping[str, Tensor]) -> None:
+    for name in names:
+        if name not in inputs:
+            rule = f"layer {name!r} is not used in the forward pass as a module"
+            raise UnsupportedLayer("layers", rule)
+
+
+def _check_uses(z: Tensor, layers: Sequence[str], weights: list[Tensor]) -> frozenset[str]:
+    """Refuse a weight that enters the graph anywhere but in its own layer's product.
+
+    Returns the names of the operations in the graph.
+    """
+    uses: dict[Node, int] = {get_gradient_edge(w).node: 0 for w in weights}
+    leaves = list(uses)
+    visited: set[Node] = set()
+    queue: list[Node] = [z.grad_fn] if z.grad_fn is not None else []
+    while queue:
+        node = queue.pop()
+        if node in visited:
+            continue
+        visited.add(node)
+        for parent, _ in node.next_functions:
+            if parent in uses:
+                uses[parent] += 1
+            elif parent is not None:
+                queue.append(parent)
+    for name, leaf in zip(layers, leaves, strict=True):
+        if uses[leaf] != 1:
+            how = (
+                "used more than once in a forward pass" if uses[leaf] else "not used for the output"
+            )
+            raise UnsupportedLayer("layers", f"the weight of layer {name!r} is {how}")
+    return frozenset(node.name() for node in visited)
