@@ -16,7 +16,8 @@ from curvescope.problem.calling import call_with
 from curvescope.problem.problem import Problem
 
 _SIGNS = ("not implemented", "once_differentiable", "does not require grad", "not support",
-          "not have been used in the graph", "don't support automatic differentiation")  # fmt: skip
+          "not have been used in the graph", "don't support automatic differentiation",
+          "no autograd formula was registered")  # fmt: skip
 
 
 @contextmanager

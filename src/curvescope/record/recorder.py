@@ -50,6 +50,7 @@ class Recorder(TorchDispatchMode):
         self._slots: dict[int, tuple[int, Tensor]] = {}  # id -> (slot, the tensor, kept alive)
         self._origins: list[Tensor] = []  # the tensor that each slot was made for
         self._foreign: set[int] = set()  # slots of by-products whose tangents autograd may not know
+        self._claimed: dict[int, Any] = {}  # slot -> the operator of torch.library that made it
         self._memory: dict[int | None, set[int]] = {}  # storage -> ids of the known tensors in it
         self._second_order = True
         self._nested = False
@@ -65,7 +66,23 @@ class Recorder(TorchDispatchMode):
     def slot(self, tensor: Tensor) -> int | None:
         """The slot of a tensor, or None for a constant."""
         known = self._slots.get(id(tensor))
-        return None if known is None else known[0]
+        if known is None:
+            return None
+        self._check_claim(tensor, known[0])
+        return known[0]
+
+    def _check_claim(self, tensor: Tensor, slot: int) -> None:
+        """Its rule stands for an operator's derivative only if autograd takes the operator's own.
+
+        Another function that calls it without gradients may have another derivative.
+        """
+        op = self._claimed.get(slot)
+        if op is None or not tensor.requires_grad:
+            return
+        name = op._schema.name.replace("::", "_")
+        if f"BackwardFor_{name}_" not in type(tensor.grad_fn).__name__:
+            msg = f"{op} inside a function that has a derivative of its own"
+            raise Untraceable(msg)
 
     def begin_backward(self, *, second_order: bool) -> None:
         """From here on the operations belong to the backward pass.
@@ -113,10 +130,13 @@ class Recorder(TorchDispatchMode):
         if self.forward_slots is not None and known[0] >= self.forward_slots:
             return True
         if self.forward_slots is None:
+            self._check_claim(tensor, known[0])
             return self._nested or tensor.requires_grad
         # A result that autograd does not differentiate (the mean of a layer norm) is saved without
         # requires_grad, but the backward pass depends on the parameters through it.
         hidden = not self._origins[known[0]].requires_grad
+        if hidden and known[0] in self._claimed:
+            return False  # really under no_grad
         if hidden and known[0] in self._foreign:
             msg = "the backward pass uses a by-product that autograd does not differentiate"
             raise Untraceable(msg)
@@ -141,7 +161,14 @@ class Recorder(TorchDispatchMode):
                 self._check_mutation(out)
             return out
         if self.forward_slots is None and not self._nested and not torch.is_grad_enabled():
-            return func(*args, **kwargs)  # under no_grad: a constant for autograd, so for us
+            if func.namespace == "aten" or func not in RULES:
+                return func(*args, **kwargs)  # under no_grad: a constant for autograd, so for us
+            # The library's operators are seen below their own autograd function, without gradients.
+            out = func(*args, **kwargs)
+            self._record(func, args, kwargs, out, active, leaves)
+            made = out if isinstance(out, tuple | list) else (out,)
+            self._claimed |= {self._slots[id(o)][0]: func for o in made if id(o) in self._slots}
+            return out
         if func in APART:
             return self._apart(func, args, kwargs, leaves, active)
         if mutable:

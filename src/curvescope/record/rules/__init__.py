@@ -23,9 +23,13 @@ from curvescope.record.rules.step import (
     Outputs,
     Untraceable,
     flatten,
+    lift,
+    make_step,
+    rule,
+    total,
 )
 
 __all__ = [
     "RULES", "Call", "Known", "LinearStep", "Outputs", "Untraceable", "convolution", "flatten",
-    "linear_step", "pointwise", "products", "shapes",
+    "lift", "linear_step", "make_step", "pointwise", "products", "rule", "shapes", "total",
 ]  # fmt: skip

@@ -22,13 +22,21 @@ from curvescope.record.rules.step import (
 )  # fmt: skip
 
 aten = torch.ops.aten
+_TORCHS = ("aten", "prims")
 
 
 def linear_step(call: Call) -> LinearStep:
-    """The step of an operation: its own rule, the rule of its kind, or the generic one."""
+    """The step of an operation: its own rule, the rule of its kind, or the generic one.
+
+    An operator of torch.library has a rule of its own or none: it has no forward derivative, and
+    torch takes it for a constant where one asks for it.
+    """
     build = RULES.get(call.op)
     if build is not None:
         return build(call)
+    if call.op.namespace not in _TORCHS:
+        msg = f"{call.op} has no rule"
+        raise Untraceable(msg)
     if torch.Tag.pointwise in call.op.tags and isinstance(call.out, Tensor):
         return pointwise(call)
     return generic(call)
