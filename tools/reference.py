@@ -28,7 +28,7 @@ ROAD = (
     "errors",
 )
 """The folders in the order in which the page shows them."""
-BESIDE = ("problem.ParamSpace", "io.load", "io.save")
+BESIDE = ("problem.ParamSpace", "layers.LayerKind", "layers.layer_kind", "io.load", "io.save")
 """What is public without being at the top or in a namespace of it."""
 
 
@@ -41,7 +41,7 @@ def page() -> str:
         "Written by `python tools/reference.py`. What is shown as `curvescope.name` is at the top; "
         "the rest is in the namespace that its name begins with.\n"
     )
-    return "\n".join([head, *sections, f"## Parameters and files\n\n{beside}\n"])
+    return "\n".join([head, *sections, f"## Parameters, kinds of layers and files\n\n{beside}\n"])
 
 
 def section(folder: str) -> str:
