@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from curvescope._checks import CurvescopeError, positive_int
+from curvescope._checks import positive_int
+from curvescope.errors import CurvescopeError
 
 _SEEDS = 2**62
 
@@ -27,8 +28,7 @@ def check_seed(where: str, value: int) -> int:
         CurvescopeError: If it is none.
     """
     if positive_int(where, "seed", value, 0) >= _SEEDS:
-        msg = f"{where}: seed must be below 2^62, got {value!r}"
-        raise CurvescopeError(msg)
+        raise CurvescopeError(where, "seed must be below 2^62", given=repr(value))
     return value
 
 

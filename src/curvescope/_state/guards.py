@@ -19,8 +19,8 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from curvescope._checks import CurvescopeError
 from curvescope._state.undo import undone
+from curvescope.errors import CurvescopeError
 
 _counter = itertools.count()
 
@@ -100,8 +100,6 @@ def claimed(model: nn.Module) -> Iterator[None]:
 def _refuse_other_trainer(guards: tuple[_Guard, ...]) -> None:
     own = threading.get_ident()
     if any(guard.trainer not in (None, own) for guard in guards):
-        msg = (
-            "the model is being trained in another thread, so that its weights change from step "
-            "to step; wait for the training, or give a copy.deepcopy of the model"
-        )
-        raise CurvescopeError(msg)
+        rule = "is being trained in another thread, so that its weights change from step to step"
+        remedy = "wait for the training, or give a copy.deepcopy of the model"
+        raise CurvescopeError("model", rule, remedy=remedy)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 
 _STUDIES = "curvescope.studies."  # code with the settings of a study in it, unlike a library's
 _ROWS = 4096  # copied at a time
@@ -208,7 +208,7 @@ class _Encoder:
 
     def _unknown(self, thing: Any, what: str = "") -> None:
         if self._strict:
-            raise CurvescopeError(_refusal(thing, what))
+            raise _refused(thing, what)
         parts = _pickled(thing)
         self._put("opaque" if parts is None else "pickled", _name(type(thing)).encode())
         if parts is not None:
@@ -385,8 +385,9 @@ def _has_hidden_state(base: type) -> bool:
     return _in_library(base) and base.__module__.partition(".")[0] != "curvescope"
 
 
-def _refusal(thing: object, what: str = "") -> str:
+def _refused(thing: object, what: str) -> CurvescopeError:
     remedy = "give it an attribute `identity`, a text that says all that decides its numbers"
     if isinstance(thing, os.PathLike):
         remedy = "use str(path) for the place or file_digest(path) for the contents"
-    return f"identity: {what or _name(type(thing))} has no identity of its own; {remedy}"
+    rule = f"{what or _name(type(thing))} has no identity of its own"
+    return CurvescopeError("identity", rule, remedy=remedy)

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.identity.encoding import digest
 
 Kind = Literal["sha256", "md5"]
@@ -45,13 +45,12 @@ def file_digest(path: str | os.PathLike[str], kind: Kind = "sha256") -> str:
         )
         with os.fdopen(handle, "rb") as file:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
-                msg = f"{str(path)!r}: is not a regular file"
-                raise CurvescopeError(msg)
+                raise CurvescopeError(repr(str(path)), "is not a regular file")
             while chunk := file.read(_CHUNK):
                 total.update(chunk)
     except OSError as error:
-        msg = f"{str(path)!r}: cannot be read ({error.strerror or error}); check the path"
-        raise CurvescopeError(msg) from None
+        rule = f"cannot be read ({error.strerror or error})"
+        raise CurvescopeError(repr(str(path)), rule, remedy="check the path") from None
     return total.hexdigest()
 
 

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.io.files import PathLike, check_regular
 
 _HEADER = 1 << 16
@@ -88,12 +88,12 @@ def _judged(
             wanted = headers if names is None else [name for name in names if name in headers]
             return headers, {name: _array(file, members[name]) for name in wanted}
     except _Unsound as error:
-        msg = f"{where}: is not an archive of plain arrays ({error}); save it with numpy.savez"
-        raise CurvescopeError(msg) from None
+        rule = f"is not an archive of plain arrays ({error})"
+        raise CurvescopeError(where, rule, remedy="save it with numpy.savez") from None
     except Exception as error:  # a damaged archive may raise anything
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        msg = f"{where}: is not an archive of plain arrays ({reason}); save it with numpy.savez"
-        raise CurvescopeError(msg) from None
+        rule = f"is not an archive of plain arrays ({reason})"
+        raise CurvescopeError(where, rule, remedy="save it with numpy.savez") from None
 
 
 def _header(file: zipfile.ZipFile, member: zipfile.ZipInfo) -> ArrayHeader:

@@ -31,7 +31,8 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from torch import Tensor
 
-from curvescope._checks import NOT_FINITE, AnyFloat, CurvescopeError
+from curvescope._checks import NOT_FINITE, AnyFloat
+from curvescope.errors import CurvescopeError
 from curvescope.io.checksum import checksum
 
 T = TypeVar("T")

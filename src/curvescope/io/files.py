@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 
 PathLike = str | os.PathLike[str]
 
@@ -106,9 +106,9 @@ def writing(path: PathLike) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror or error
-        msg = f"{str(path)!r}: cannot be written ({reason}); check the folder and its space"
-        raise CurvescopeError(msg) from None
+        rule = f"cannot be written ({error.strerror or error})"
+        remedy = "check the folder and its space"
+        raise CurvescopeError(repr(str(path)), rule, remedy=remedy) from None
 
 
 def make_folder(path: PathLike) -> Path:
@@ -124,8 +124,8 @@ def make_folder(path: PathLike) -> Path:
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        msg = f"{str(path)!r}: cannot be made ({error.strerror}); name another folder"
-        raise CurvescopeError(msg) from None
+        rule = f"cannot be made ({error.strerror})"
+        raise CurvescopeError(repr(str(path)), rule, remedy="name another folder") from None
     return Path(path)
 
 
@@ -191,11 +191,9 @@ def read_bytes(path: PathLike, *, largest: int = LARGEST, links: bool = True) ->
         with open(os.open(path, flags), "rb") as file:
             raw = file.read(largest + 1)
     except OSError as error:
-        msg = unreadable(path, error)
-        raise CurvescopeError(msg) from None
+        raise unreadable(path, error) from None
     if len(raw or b"") > largest:
-        msg = _too_long(path, largest)
-        raise CurvescopeError(msg)
+        raise _too_long(path, largest)
     return raw or b""
 
 
@@ -204,25 +202,24 @@ def check_regular(path: PathLike, *, largest: int | None = None, links: bool = T
     try:
         status = os.stat(path, follow_symlinks=links)
     except (OSError, ValueError) as error:
-        msg = unreadable(path, error)
-        raise CurvescopeError(msg) from None
+        raise unreadable(path, error) from None
     if stat.S_ISLNK(status.st_mode):
-        msg = f"{str(path)!r}: is a link, which is not followed here; put the file itself there"
-        raise CurvescopeError(msg)
+        rule = "is a link, which is not followed here"
+        raise CurvescopeError(repr(str(path)), rule, remedy="put the file itself there")
     if not stat.S_ISREG(status.st_mode):
         kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
-        msg = f"{str(path)!r}: is {kind}; name a file"
-        raise CurvescopeError(msg)
+        raise CurvescopeError(repr(str(path)), f"is {kind}", remedy="name a file")
     if largest is not None and status.st_size > largest:
-        msg = _too_long(path, largest)
-        raise CurvescopeError(msg)
+        raise _too_long(path, largest)
 
 
-def _too_long(path: PathLike, largest: int) -> str:
-    return f"{str(path)!r}: is longer than {largest:,} bytes; it is damaged or foreign"
+def _too_long(path: PathLike, largest: int) -> CurvescopeError:
+    rule = f"is longer than {largest:,} bytes"
+    return CurvescopeError(repr(str(path)), rule, remedy="it is damaged or foreign")
 
 
-def unreadable(path: PathLike, error: Exception) -> str:
-    """The sentence about a file that the operating system does not give."""
+def unreadable(path: PathLike, error: Exception) -> CurvescopeError:
+    """What to raise about a file that the operating system does not give."""
     reason = getattr(error, "strerror", None) or "the file is missing or unreadable"
-    return f"{str(path)!r}: cannot be read ({reason}); check the path"
+    rule = f"cannot be read ({reason})"
+    return CurvescopeError(repr(str(path)), rule, remedy="check the path")

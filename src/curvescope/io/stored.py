@@ -14,7 +14,7 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from torch import Tensor
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.io.checksum import checksum
 from curvescope.io.codec import Misfit, decode, encode, fields_of, holds_tensors
 from curvescope.io.files import PathLike, atomic, atomic_all, writing
@@ -168,8 +168,8 @@ def _packed(
     try:
         plain, tensors = encode(value, kind)
     except Misfit as error:
-        msg = f"save({str(path)!r}): {error}; this cannot be stored"
-        raise CurvescopeError(msg) from None
+        remedy = "this cannot be stored"
+        raise CurvescopeError(f"save({str(path)!r})", str(error), remedy=remedy) from None
     head = {"type": _name(kind), "format": _format(kind)}
     return {**head, "checksum": _owned({**head, **plain}, owner), **plain}, tensors
 
@@ -199,25 +199,19 @@ def unpack(
     named = header(stored)
     if named is None or not _fits(named, kind):
         what = "something else" if named is None else f"a {named}"
-        msg = f"{where}: holds no {_name(kind)}, but {what}; {remedy}"
-        raise CurvescopeError(msg)
+        raise CurvescopeError(where, f"holds no {_name(kind)}, but {what}", remedy=remedy)
     content = {name: value for name, value in stored.items() if name != "checksum"}
     if stored["format"] != _format(kind) or type(stored["format"]) is not int:
-        msg = (
-            f"{where}: has format {stored['format']!r}, this version reads {_format(kind)}; "
-            f"{remedy}"
-        )
-        raise CurvescopeError(msg)
+        rule = f"has format {stored['format']!r}, this version reads {_format(kind)}"
+        raise CurvescopeError(where, rule, remedy=remedy)
     if stored["checksum"] != _owned(content, owner):
         foreign = ", or it belongs to something else" if owner else ""
-        msg = f"{where}: is damaged, its checksum is wrong{foreign}; {remedy}"
-        raise CurvescopeError(msg)
+        raise CurvescopeError(where, f"is damaged, its checksum is wrong{foreign}", remedy=remedy)
     plain = {name: value for name, value in content.items() if name not in _HEADER}
     try:
         return decode(kind, plain, tensors)
     except Misfit as error:
-        msg = f"{where}: is damaged ({error}); {remedy}"
-        raise CurvescopeError(msg) from None
+        raise CurvescopeError(where, f"is damaged ({error})", remedy=remedy) from None
 
 
 def _owned(content: dict[str, Any], owner: str) -> str:

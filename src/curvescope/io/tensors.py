@@ -17,7 +17,7 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.io.checksum import checksum
 from curvescope.io.files import PathLike, atomic, check_regular, unreadable
 from curvescope.io.text import parse_json
@@ -61,12 +61,12 @@ def tensor_bytes(
     texts = dict(metadata or {})
     for name, value in tensors.items():
         if not isinstance(value, Tensor) or value.is_sparse or value.is_meta:
-            msg = f"{where}: {name!r} must be a dense tensor with values, got {type(value)}"
-            raise CurvescopeError(msg)
+            rule = f"{name!r} must be a dense tensor with values"
+            raise CurvescopeError(where, rule, given=type(value))
     for key, text in texts.items():
         if not isinstance(text, str) or key == _KEY:
-            msg = f"{where}: metadata {key!r} must be a text, got {type(text).__name__}"
-            raise CurvescopeError(msg)
+            rule = f"metadata {key!r} must be a text"
+            raise CurvescopeError(where, rule, given=type(text).__name__)
     plain = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
     return _with_texts(
         safetensors.torch.save(plain), {**texts, _KEY: checksum(plain, sorted(texts.items()))}
@@ -101,11 +101,11 @@ def read_tensors(
         tensors = {name: file.get_tensor(name) for name in file.keys()}
     noted = metadata.pop(_KEY, None)
     if noted is None and ours:
-        msg = f"{str(path)!r}: has no checksum; it is damaged, or not from this version"
-        raise CurvescopeError(msg)
+        remedy = "it is damaged, or not from this version"
+        raise CurvescopeError(repr(str(path)), "has no checksum", remedy=remedy)
     if noted is not None and noted != checksum(tensors, sorted(metadata.items())):
-        msg = f"{str(path)!r}: is damaged, its checksum is wrong; restore it or make it anew"
-        raise CurvescopeError(msg)
+        rule = "is damaged, its checksum is wrong"
+        raise CurvescopeError(repr(str(path)), rule, remedy="restore it or make it anew")
     return tensors, metadata
 
 
@@ -126,14 +126,11 @@ def _opened(path: PathLike, *, links: bool = True) -> Iterator[Any]:
         with safetensors.safe_open(os.fspath(path), framework="pt") as file:
             yield file
     except OSError as error:
-        msg = unreadable(path, error)
-        raise CurvescopeError(msg) from None
+        raise unreadable(path, error) from None
     except (safetensors.SafetensorError, ValueError, RuntimeError) as error:
-        msg = (
-            f"{str(path)!r}: is not a complete safetensors file ({error}); it is truncated, "
-            "damaged or foreign"
-        )
-        raise CurvescopeError(msg) from None
+        rule = f"is not a complete safetensors file ({error})"
+        remedy = "it is truncated, damaged or foreign"
+        raise CurvescopeError(repr(str(path)), rule, remedy=remedy) from None
 
 
 def read_notes(path: PathLike) -> dict[str, Any]:

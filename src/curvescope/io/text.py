@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.io.files import LARGEST, PathLike, atomic, read_bytes
 
 _DEEPEST = 64
@@ -48,8 +48,8 @@ def encoded(path: PathLike, obj: Any, *, indent: int | None) -> str:
     try:
         return json.dumps(obj, indent=indent, ensure_ascii=False, default=_plain)
     except (TypeError, ValueError, RecursionError) as error:
-        msg = f"write_json({str(path)!r}): {error}; convert it to numbers, texts, lists and dicts"
-        raise CurvescopeError(msg) from None
+        remedy = "convert it to numbers, texts, lists and dicts"
+        raise CurvescopeError(f"write_json({str(path)!r})", str(error), remedy=remedy) from None
 
 
 def canonical(plain: Any) -> bytes:
@@ -109,7 +109,8 @@ def parse_json(text: str | bytes, place: str, *, what: str = "") -> Any:
     Traceback (most recent call last):
     curvescope.errors.CurvescopeError: 'result.json': is not JSON ('a' stands there twice); ...
     """
-    subject = f"{place!r}: {what + ' ' if what else ''}is not JSON"
+    rule = f"{what} is not JSON".lstrip()
+    remedy = "the file is damaged or foreign"
     try:
         raw = text.encode() if isinstance(text, str) else text
         value = json.loads(raw, object_pairs_hook=_once, **(_CAREFUL if _ODD.search(raw) else {}))
@@ -117,11 +118,9 @@ def parse_json(text: str | bytes, place: str, *, what: str = "") -> Any:
         if b"\\u" in raw:
             canonical(value)  # half of a surrogate pair, which no file can hold, has no UTF-8
     except RecursionError:
-        msg = f"{subject} ({_too_deep()}); the file is damaged or foreign"
-        raise CurvescopeError(msg) from None
+        raise CurvescopeError(repr(place), f"{rule} ({_too_deep()})", remedy=remedy) from None
     except ValueError as error:
-        msg = f"{subject} ({error}); the file is damaged or foreign"
-        raise CurvescopeError(msg) from None
+        raise CurvescopeError(repr(place), f"{rule} ({error})", remedy=remedy) from None
     return value
 
 

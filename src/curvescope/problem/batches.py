@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, RandomSampler
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.identity import digest, row_digests
 from curvescope.problem.passes import Passes
 from curvescope.problem.soundness import check_batch
@@ -61,17 +61,14 @@ class Batches:
         elif isinstance(data, Iterable) and not isinstance(data, str | Tensor):
             self._data = list(data) if isinstance(data, Iterator) else data
         else:
-            msg = (
-                "Problem(data): needs (X, y), a DataLoader or an iterable of (input, target) "
-                f"batches, got {type(data).__name__}"
-            )
-            raise CurvescopeError(msg)
+            rule = "needs (X, y), a DataLoader or an iterable of (input, target) batches"
+            raise CurvescopeError("Problem(data)", rule, given=type(data).__name__)
         try:
             self.length: int | None = len(self._data)  # type: ignore[arg-type]
         except TypeError:
             self.length = None
         if self.length == 0:
-            raise CurvescopeError(_EMPTY)
+            raise _empty()
         fixed = isinstance(self._data, list | tuple)  # tensors that are there, pass after pass
         self._passes = None if fixed else Passes(whole_batches=batches_matter)
 
@@ -94,10 +91,10 @@ class Batches:
                 notes.append(self._passes.note((batch.inputs, batch.target)))
             yield batch
         if nothing:
-            raise CurvescopeError(_EMPTY)
+            raise _empty()
         if self._passes is not None and not self._passes.same(notes):
-            msg = f"Problem(data): two passes over the data disagree: {self.why_passes_differ()}"
-            raise CurvescopeError(msg)
+            rule = f"two passes over the data disagree: {self.why_passes_differ()}"
+            raise CurvescopeError("Problem(data)", rule)
 
     def why_passes_differ(self) -> str:
         """The likely cause where two passes bring different data."""
@@ -135,7 +132,10 @@ def _usable(t: Tensor) -> Tensor:
     return t.clone() if t.is_inference() else t.detach()
 
 
-_EMPTY = "Problem(data): the data is empty; at least one sample is needed"
+def _empty() -> CurvescopeError:
+    return CurvescopeError(
+        "Problem(data)", "the data is empty", remedy="at least one sample is needed"
+    )
 
 
 def _sample_digests(inputs: Any, target: Any) -> list[str]:
@@ -152,40 +152,35 @@ def _sample_digests(inputs: Any, target: Any) -> list[str]:
 def _pair(item: Any) -> tuple[Any, Any]:
     if isinstance(item, Mapping):
         if "labels" not in item:
-            msg = (
-                f"Problem(data): a mapping needs the key 'labels' for its target, got {list(item)}"
-            )
-            raise CurvescopeError(msg)
+            rule = "a mapping needs the key 'labels' for its target"
+            raise CurvescopeError("Problem(data)", rule, given=list(item))
         return {k: v for k, v in item.items() if k != "labels"}, item["labels"]
     if isinstance(item, tuple | list) and len(item) == 2:
         _need_tensors(item)
         return item[0], item[1]
     _need_tensors([item])
-    msg = f"Problem(data): each batch must be a pair (input, target), got {type(item).__name__}"
-    raise CurvescopeError(msg)
+    rule = "each batch must be a pair (input, target)"
+    raise CurvescopeError("Problem(data)", rule, given=type(item).__name__)
 
 
 def _need_tensors(parts: Iterable[Any]) -> None:
     if any(isinstance(part, np.ndarray) for part in parts):
-        msg = (
-            "Problem(data): inputs and targets must be torch tensors, got NumPy arrays; convert "
-            "them with torch.from_numpy"
-        )
-        raise CurvescopeError(msg)
+        rule = "inputs and targets must be torch tensors"
+        remedy = "convert them with torch.from_numpy"
+        raise CurvescopeError("Problem(data)", rule, given="NumPy arrays", remedy=remedy)
 
 
 def _cut(inputs: Any, target: Any, batch_size: int | None) -> list[tuple[Any, Any]]:
     leaves = pytree.tree_leaves((inputs, target))
     lengths = [int(t.shape[0]) for t in leaves if isinstance(t, Tensor) and t.ndim]
     if len(set(lengths)) != 1:
-        msg = (
-            "Problem(data): inputs and targets must have the same number of samples, got "
-            f"{', '.join(map(str, lengths)) or 'no tensor'}"
+        rule = "inputs and targets must have the same number of samples"
+        raise CurvescopeError(
+            "Problem(data)", rule, given=", ".join(map(str, lengths)) or "no tensor"
         )
-        raise CurvescopeError(msg)
     samples = lengths[0]
     if samples == 0:
-        raise CurvescopeError(_EMPTY)
+        raise _empty()
     size = samples if batch_size is None else batch_size
     pieces = []
     for start in range(0, samples, size):

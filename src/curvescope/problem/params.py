@@ -9,7 +9,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 
 Selection = str | Iterable[str] | Callable[[str, nn.Parameter], bool] | None
 
@@ -52,13 +52,10 @@ class ParamSpace:
         everything = cls({name: p.shape for name, p in parameters.items()}, aliases)
         chosen = _choose(everything, parameters, selection)
         if not chosen:
-            msg = (
-                "Problem(params): no parameter is selected"
-                if selection is not None
-                else "Problem(model): no parameter requires grad; set requires_grad_(True) on "
-                "those to differentiate by, or name them in params"
-            )
-            raise CurvescopeError(msg)
+            if selection is not None:
+                raise CurvescopeError("Problem(params)", "no parameter is selected")
+            remedy = "set requires_grad_(True) on those to differentiate by, or name them in params"
+            raise CurvescopeError("Problem(model)", "no parameter requires grad", remedy=remedy)
         return cls({n: s for n, s in everything._shapes.items() if n in chosen}, aliases)
 
     @property
@@ -93,8 +90,8 @@ class ParamSpace:
         if not found:
             kind = "parameter" if name.rpartition(".")[2] in ("weight", "bias") else "layer"
             layers = ", ".join(layer or "the model itself" for layer in self.layers)
-            msg = f"{where}: {kind} {name!r} is not in the model; layers are {layers}"
-            raise CurvescopeError(msg)
+            rule = f"{kind} {name!r} is not in the model"
+            raise CurvescopeError(where, rule, remedy=f"layers are {layers}")
         return found
 
     def indices(self, names: Iterable[str]) -> Tensor:
@@ -112,23 +109,21 @@ class ParamSpace:
         """``{name: [*shape]}`` to ``[size]``, or ``{name: [*shape, k]}`` to ``[size, k]``."""
         missing = [name for name in self._shapes if name not in tensors]
         if missing:
-            msg = f"ParamSpace.flatten: no tensor for {', '.join(missing)}"
-            raise CurvescopeError(msg)
+            raise CurvescopeError("ParamSpace.flatten", f"no tensor for {', '.join(missing)}")
         pieces = []
         for name, shape in self._shapes.items():
             t = tensors[name]
             if t.shape[: len(shape)] != shape or t.ndim > len(shape) + 1:
-                msg = f"ParamSpace.flatten: {name} needs {list(shape)}, got {list(t.shape)}"
-                raise CurvescopeError(msg)
+                rule = f"{name} needs {list(shape)}"
+                raise CurvescopeError("ParamSpace.flatten", rule, given=list(t.shape))
             pieces.append(t.reshape(prod(shape), *t.shape[len(shape) :]))
         return torch.cat(pieces)
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """The inverse of :meth:`flatten`; the results are views where possible."""
         if vector.ndim not in (1, 2) or vector.shape[0] != self.size:
-            needed = f"[{self.size}] or [{self.size}, k]"
-            msg = f"ParamSpace.unflatten: needs {needed}, got {list(vector.shape)}"
-            raise CurvescopeError(msg)
+            rule = f"needs [{self.size}] or [{self.size}, k]"
+            raise CurvescopeError("ParamSpace.unflatten", rule, given=list(vector.shape))
         return {
             name: vector[self._slices[name]].reshape((*shape, *vector.shape[1:]))
             for name, shape in self._shapes.items()

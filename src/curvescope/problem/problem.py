@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import TorchFunctionMode
 
 from curvescope import _checks, _state
-from curvescope._checks import CurvescopeError, ModelError
+from curvescope.errors import CurvescopeError, ModelError
 from curvescope.identity import Snapshot, digest
 from curvescope.problem.batches import Batch, Batches
 from curvescope.problem.calling import call_with, decoder_inputs
@@ -85,8 +85,8 @@ class Problem:
         # A model that takes labels may have a loss of its own, looked at when it is needed.
         self._named = loss if isinstance(loss, str) and _takes_labels(model) else None
         if loss == MODEL and self._named is None:
-            msg = "Problem(loss='model'): the model's forward takes no labels; name the loss"
-            raise CurvescopeError(msg)
+            rule = "the model's forward takes no labels"
+            raise CurvescopeError("Problem(loss='model')", rule, remedy="name the loss")
         self._loss = None if loss == MODEL else as_loss(loss)
         self.mode = _checks.one_of("Problem", "mode", mode, ("eval", "train"))
         with _state.exclusive(model):
@@ -100,11 +100,8 @@ class Problem:
         if batch_size is not None:
             _checks.positive_int("Problem", "batch_size", batch_size)
             if mode == "train":
-                msg = (
-                    "Problem(batch_size): in mode='train' the batches are part of the loss; give "
-                    "them as a list"
-                )
-                raise CurvescopeError(msg)
+                rule = "in `mode='train'` the batches are part of the loss"
+                raise CurvescopeError("Problem(batch_size)", rule, remedy="give them as a list")
         self.data = Batches(data, self.device, batch_size, batches_matter=mode == "train")
         if self._named is None:
             for target in self.data.targets:
@@ -124,11 +121,8 @@ class Problem:
         with _state.exclusive(self.model):  # another thread's evaluation puts other buffers in
             same = self._snapshot.matches(_numbers(self.model))
         if not same:
-            msg = (
-                "Problem: the model's weights have changed since the problem was built; build a "
-                "new Problem for the new weights"
-            )
-            raise CurvescopeError(msg)
+            rule = "the model's weights have changed since the problem was built"
+            raise CurvescopeError("Problem", rule, remedy="build a new Problem for the new weights")
 
     @property
     def loss(self) -> Loss:
@@ -256,8 +250,8 @@ class Problem:
         """``f(x; w)`` as a tensor, with everything but ``variables`` held constant."""
         z = _tensor_of(self._call(variables, batch, decoder_inputs(self.model, batch)))
         if not z.is_floating_point() or not z.requires_grad:
-            msg = "Problem: the model's output does not depend on the chosen parameters"
-            raise ModelError(msg)
+            rule = "the model's output does not depend on the chosen parameters"
+            raise ModelError("Problem", rule)
         return z
 
     def _call(
@@ -275,18 +269,16 @@ class Problem:
         except (CurvescopeError, torch.OutOfMemoryError):
             raise
         except MISTAKES as error:
-            raise ModelError(_explain(error, batch, self.dtype)) from error
+            raise _refused(error, batch, self.dtype) from error
 
     def loss_at(self, z: Tensor, batch: Batch) -> LossAt:
         """The loss at an output, checked on the first pass over the data."""
         z = z.detach()
         at = self.loss.at(z, batch.target)
         if not self._checked and not bool(torch.isfinite(at.value())):
-            msg = (
-                f"Problem: the loss of batch {batch.index} is not finite; look for infinite or NaN "
-                "inputs, or weights that overflow"
-            )
-            raise CurvescopeError(msg)
+            rule = f"the loss of batch {batch.index} is not finite"
+            remedy = "look for infinite or NaN inputs, or weights that overflow"
+            raise CurvescopeError("Problem", rule, remedy=remedy)
         if not self._checked:
             self.loss.check(z, batch.target)
         return at
@@ -322,8 +314,7 @@ class Problem:
                     )  # fmt: skip
                     slope += self.params.flatten(dict(zip(variables, pieces, strict=True)))
         if weight == 0:
-            msg = "Problem(data): no target counts (all are ignored)"
-            raise CurvescopeError(msg)
+            raise CurvescopeError("Problem(data)", "no target counts (all are ignored)")
         return (total / weight).to(self.dtype), slope / weight
 
     def check(self) -> None:
@@ -335,20 +326,15 @@ class Problem:
         with self.evaluation():
             a, b = (self.output(variables, first).detach() for _ in range(2))
         if not bool(torch.isfinite(a).all()):
-            msg = (
-                "Problem.check: the model's output is NaN or infinite for the first batch; look at "
-                "its inputs and weights"
-            )
-            raise CurvescopeError(msg)
+            rule = "the model's output is NaN or infinite for the first batch"
+            raise CurvescopeError("Problem.check", rule, remedy="look at its inputs and weights")
         if not _close(a, b):
-            msg = f"Problem.check: the model's output is random: {self._random_cause()}"
-            raise CurvescopeError(msg)
+            rule = f"the model's output is random: {self._random_cause()}"
+            raise CurvescopeError("Problem.check", rule)
         (v1, g1), (v2, g2) = self._pass(gradient=True), self._pass(gradient=True)
         if not (_close(v1, v2) and _close(g1, g2)):
-            msg = (
-                f"Problem.check: two passes over the data disagree: {self.data.why_passes_differ()}"
-            )
-            raise CurvescopeError(msg)
+            rule = f"two passes over the data disagree: {self.data.why_passes_differ()}"
+            raise CurvescopeError("Problem.check", rule)
 
     def _random_cause(self) -> str:
         dropout = [
@@ -395,18 +381,18 @@ def _device_and_dtype(model: nn.Module, space: ParamSpace) -> tuple[torch.device
     tensors = [*model.named_parameters(), *model.named_buffers()]
     devices = {t.device for _, t in tensors}
     if len(devices) > 1:
-        msg = (
-            f"Problem(model): all parameters and buffers must share a device, got "
-            f"{', '.join(sorted(map(str, devices)))}; move the model with model.to(...)"
+        rule = "all parameters and buffers must share a device"
+        remedy = "move the model with model.to(...)"
+        raise CurvescopeError(
+            "Problem(model)", rule, given=", ".join(sorted(map(str, devices))), remedy=remedy
         )
-        raise CurvescopeError(msg)
     dtypes = {p.dtype for n, p in model.named_parameters() if n in space.shapes}
     if len(dtypes) > 1 or not dtypes <= {torch.float32, torch.float64}:
-        msg = (
-            "Problem(model): the chosen parameters must all be float32 or all be float64, got "
-            f"{', '.join(sorted(map(str, dtypes)))}; convert with model.float() or model.double()"
+        rule = "the chosen parameters must all be float32 or all be float64"
+        remedy = "convert with model.float() or model.double()"
+        raise CurvescopeError(
+            "Problem(model)", rule, given=", ".join(sorted(map(str, dtypes))), remedy=remedy
         )
-        raise CurvescopeError(msg)
     return devices.pop(), dtypes.pop()
 
 
@@ -449,22 +435,21 @@ def _tensor_of(result: Any) -> Tensor:
     )
     if isinstance(logits, Tensor):
         return logits
-    msg = (
-        f"Problem(model): the output must be a tensor or have .logits, got {type(result).__name__}"
-    )
-    raise ModelError(msg)
+    rule = "the output must be a tensor or have .logits"
+    raise ModelError("Problem(model)", rule, given=type(result).__name__)
 
 
-def _explain(error: Exception, batch: Batch, dtype: torch.dtype) -> str:
+def _refused(error: Exception, batch: Batch, dtype: torch.dtype) -> ModelError:
     x = batch.inputs
     given = f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-    hint = ""
+    remedy = None
     if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != dtype:
-        hint = f"; the model is {dtype}: convert the data with x.to({dtype})"
+        remedy = f"the model is {dtype}: convert the data with x.to({dtype})"
     reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
     if not reason or not isinstance(error, RuntimeError | TypeError | ValueError | IndexError):
         reason = f"{type(error).__name__}{': ' if reason else ''}{reason}"  # KeyError: 'x'
-    return f"Problem: the model refused batch {batch.index} ({given}): {reason}{hint}"
+    rule = f"the model refused batch {batch.index} ({given}): {reason}"
+    return ModelError("Problem", rule, remedy=remedy)
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

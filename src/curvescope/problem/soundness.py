@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from curvescope import _checks
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 
 
 def check_model(model: Any) -> None:
@@ -22,46 +22,38 @@ def check_model(model: Any) -> None:
             without its parameters as yet, or with parameters that cannot be differentiated.
     """
     if not isinstance(model, nn.Module):
-        msg = f"Problem(model): needs a torch.nn.Module, got {type(model).__name__}"
-        raise CurvescopeError(msg)
+        rule = "needs a torch.nn.Module"
+        raise CurvescopeError("Problem(model)", rule, given=type(model).__name__)
     for module in model.modules():
         if isinstance(module, nn.DataParallel | DistributedDataParallel):
-            msg = (
-                f"Problem(model): {type(module).__name__} runs copies of the model, whose weights "
-                "cannot be varied; give the module that it wraps, model.module"
+            raise CurvescopeError(
+                "Problem(model)",
+                f"{type(module).__name__} runs copies of the model, whose weights cannot be varied",
+                remedy="give the module that it wraps, model.module",
             )
-            raise CurvescopeError(msg)
         if isinstance(module, torch.jit.ScriptModule):
-            msg = (
-                "Problem(model): a scripted or traced module has its weights compiled in; give the "
-                "torch.nn.Module that it was made from"
-            )
-            raise CurvescopeError(msg)
+            rule = "a scripted or traced module has its weights compiled in"
+            remedy = "give the torch.nn.Module that it was made from"
+            raise CurvescopeError("Problem(model)", rule, remedy=remedy)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         _check_tensor(name, tensor)
 
 
 def _check_tensor(name: str, tensor: Tensor) -> None:
     if is_lazy(tensor):
-        msg = (
-            f"Problem(model): {name!r} has no shape yet; run the model on a batch once, so that "
-            "its lazy layers are made"
-        )
-        raise CurvescopeError(msg)
+        remedy = "run the model on a batch once, so that its lazy layers are made"
+        raise CurvescopeError("Problem(model)", f"{name!r} has no shape yet", remedy=remedy)
     if not isinstance(tensor, nn.Parameter):
         return
     if tensor.is_inference():
-        msg = (
-            f"Problem(model): parameter {name!r} was made under torch.inference_mode and cannot be "
-            "differentiated; make the model outside of it, or copy its weights into one that was"
+        raise CurvescopeError(
+            "Problem(model)",
+            f"parameter {name!r} was made under torch.inference_mode and cannot be differentiated",
+            remedy="make the model outside of it, or copy its weights into one that was",
         )
-        raise CurvescopeError(msg)
     if tensor.numel() == 0:
-        msg = (
-            f"Problem(model): parameter {name!r} of shape {list(tensor.shape)} has no entries; "
-            "remove its layer"
-        )
-        raise CurvescopeError(msg)
+        rule = f"parameter {name!r} of shape {list(tensor.shape)} has no entries"
+        raise CurvescopeError("Problem(model)", rule, remedy="remove its layer")
 
 
 def check_weights(model: nn.Module) -> None:
@@ -69,26 +61,20 @@ def check_weights(model: nn.Module) -> None:
     for name, p in model.named_parameters():
         if p.device.type != "meta" and not _checks.finite(p.detach()):
             kind = "NaN" if bool(torch.isnan(p.detach()).any()) else "infinite"
-            msg = (
-                f"Problem(model): parameter {name!r} has {kind} entries; the weights must be finite"
-            )
-            raise CurvescopeError(msg)
+            rule = f"parameter {name!r} has {kind} entries"
+            raise CurvescopeError("Problem(model)", rule, remedy="the weights must be finite")
 
 
 def check_mode(device: torch.device) -> None:
     """Refuse to evaluate where torch keeps no graph, or rounds as it sees fit."""
     if torch.is_inference_mode_enabled():
-        msg = (
-            "Problem: nothing can be differentiated under torch.inference_mode; leave it, or use "
-            "torch.no_grad, which does no harm here"
-        )
-        raise CurvescopeError(msg)
+        rule = "nothing can be differentiated under torch.inference_mode"
+        remedy = "leave it, or use torch.no_grad, which does no harm here"
+        raise CurvescopeError("Problem", rule, remedy=remedy)
     if torch.is_autocast_enabled(device.type):
-        msg = (
-            "Problem: torch.autocast would round the products of this model to another type; leave "
-            "it, and convert the model for products of lower precision"
-        )
-        raise CurvescopeError(msg)
+        rule = "torch.autocast would round the products of this model to another type"
+        remedy = "leave it, and convert the model for products of lower precision"
+        raise CurvescopeError("Problem", rule, remedy=remedy)
 
 
 def check_batch(inputs: Any, target: Any, index: int) -> None:
@@ -97,14 +83,8 @@ def check_batch(inputs: Any, target: Any, index: int) -> None:
         if not isinstance(tensor, Tensor):
             continue
         if tensor.layout != torch.strided:
-            msg = (
-                f"Problem(data): batch {index} has a sparse tensor ({tensor.layout}); convert it "
-                "with x.to_dense()"
-            )
-            raise CurvescopeError(msg)
+            rule = f"batch {index} has a sparse tensor ({tensor.layout})"
+            raise CurvescopeError("Problem(data)", rule, remedy="convert it with x.to_dense()")
         if tensor.ndim and len(tensor) == 0:
-            msg = (
-                f"Problem(data): batch {index} is empty, with a tensor of shape "
-                f"{list(tensor.shape)}; leave out batches without samples"
-            )
-            raise CurvescopeError(msg)
+            rule = f"batch {index} is empty, with a tensor of shape {list(tensor.shape)}"
+            raise CurvescopeError("Problem(data)", rule, remedy="leave out batches without samples")

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NoReturn
 import torch
 from torch import Tensor, nn
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.identity import digest
 from curvescope.problem.losses.probes import OutputRoot
 
@@ -218,14 +218,11 @@ class Loss(ABC):
 def need_tensor(name: str, target: Any) -> None:
     """Refuse targets that are not a tensor."""
     if not isinstance(target, Tensor):
-        msg = f"{name}: the target must be a tensor, got {type(target).__name__}"
-        raise CurvescopeError(msg)
+        raise CurvescopeError(name, "the target must be a tensor", given=type(target).__name__)
 
 
 def no_likelihood(name: str) -> NoReturn:
     """Refuse to draw targets from a loss that belongs to no distribution."""
-    msg = (
-        f"MonteCarloFisher: the loss {name!r} has no known distribution of targets; use "
-        "loss='cross_entropy', 'binary_logistic' or 'mse', or take GaussNewton"
-    )
-    raise CurvescopeError(msg)
+    rule = f"the loss {name!r} has no known distribution of targets"
+    remedy = "use `loss='cross_entropy'`, 'binary_logistic' or 'mse', or take GaussNewton"
+    raise CurvescopeError("MonteCarloFisher", rule, remedy=remedy)

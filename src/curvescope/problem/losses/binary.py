@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from curvescope._checks import CurvescopeError, Inapplicable
+from curvescope.errors import CurvescopeError, Inapplicable
 from curvescope.problem.losses.base import Classes, DiagonalAt, Loss, Terms, need_tensor
 from curvescope.problem.losses.probes import DiagonalRoot
 
@@ -49,11 +49,8 @@ class BinaryLogistic(Loss):
         need_tensor(self.name, target)
         single = output.numel() == output.shape[0] == target.numel()
         if target.shape != output.shape and not single:
-            msg = (
-                "binary_logistic: needs a target for each entry of the output "
-                f"{list(output.shape)}, got a target {list(target.shape)}"
-            )
-            raise CurvescopeError(msg)
+            rule = f"needs a target for each entry of the output {list(output.shape)}"
+            raise CurvescopeError("binary_logistic", rule, given=f"a target {list(target.shape)}")
         return target.to(output.dtype).reshape(output.shape)
 
     def check_target(self, target: Any) -> None:
@@ -143,12 +140,12 @@ class BinaryLogisticAt(DiagonalAt):
         single = self._logits.numel() == self._logits.shape[0]
         soft = bool((self._y != labels.view_as(self._y)).any())
         if self._scale is not None or not single or soft:
-            msg = (
-                f"{where}: needs one label 0 or 1 for each sample, all of the same weight, got the "
-                f"logistic loss of an output {list(self._logits.shape)} with other targets or "
-                "weights"
+            raise Inapplicable(
+                where,
+                "needs one label 0 or 1 for each sample, all of the same weight",
+                given=f"the logistic loss of an output {list(self._logits.shape)} with other "
+                "targets or weights",
             )
-            raise Inapplicable(msg)
         z = self._logits.reshape(-1, 1)
         # log p of class 0 and of class 1, and p − 0 and p − 1, each without cancellation
         log_p = torch.cat([F.logsigmoid(-z.double()), F.logsigmoid(z.double())], 1)
@@ -167,16 +164,16 @@ def _scale(y: Tensor, v: Tensor | None, P: Tensor | None) -> Tensor | None:
 def _check_range(y: Tensor) -> None:
     wrong = ~((y >= 0) & (y <= 1))
     if bool(wrong.any()):
-        msg = f"binary_logistic: labels must lie in 0 … 1, got {float(y[wrong][0]):g}"
-        raise CurvescopeError(msg)
+        rule = "labels must lie in 0 … 1"
+        raise CurvescopeError("binary_logistic", rule, given=f"{float(y[wrong][0]):g}")
 
 
 def _per_entry(name: str, weight: Any) -> Tensor | None:
     if weight is None:
         return None
     if not isinstance(weight, Tensor) or not bool(((weight >= 0) & weight.isfinite()).all()):
-        msg = f"BinaryLogistic: {name} must be a tensor of finite weights that are not negative"
-        raise CurvescopeError(msg)
+        rule = f"`{name}` must be a tensor of finite weights that are not negative"
+        raise CurvescopeError("BinaryLogistic", rule)
     return weight.detach().clone()
 
 
@@ -192,8 +189,8 @@ def _broadcast(weight: Tensor | None, output: Tensor) -> Tensor | None:
 
 
 def _refuse(weight: Tensor, output: Tensor) -> Tensor:
-    msg = (
-        f"binary_logistic: weights must fit the entries {list(output.shape[1:])} of one sample and "
-        f"be the same for all samples, got {list(weight.shape)}"
+    rule = (
+        f"weights must fit the entries {list(output.shape[1:])} of one sample and be the same for "
+        "all samples"
     )
-    raise CurvescopeError(msg)
+    raise CurvescopeError("binary_logistic", rule, given=list(weight.shape))

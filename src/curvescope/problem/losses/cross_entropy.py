@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from curvescope import _checks
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.problem.losses.base import Loss, LossAt, need_tensor
 from curvescope.problem.losses.probes import SoftmaxRoot
 from curvescope.problem.losses.softmax import HardAt, SoftAt
@@ -54,17 +54,16 @@ class CrossEntropy(Loss):
     ) -> None:
         where = "CrossEntropy"
         if axis not in (None, 1, -1):
-            msg = f"{where}: axis must be 1, -1 or None, got {axis!r}"
-            raise CurvescopeError(msg)
+            raise CurvescopeError(where, "`axis` must be 1, -1 or None", given=repr(axis))
         if not 0.0 <= label_smoothing <= 1.0:
-            msg = f"{where}: label_smoothing must lie in 0 … 1, got {label_smoothing!r}"
-            raise CurvescopeError(msg)
+            rule = "`label_smoothing` must lie in 0 … 1"
+            raise CurvescopeError(where, rule, given=repr(label_smoothing))
         self.axis, self.label_smoothing = axis, float(label_smoothing)
         self.ignore_index = int(ignore_index)
         self.shift = _checks.positive_int(where, "shift", shift, 0)
         if shift and axis != -1:
-            msg = f"{where}: shift needs outputs [N, T, C] with the classes last; say axis=-1"
-            raise CurvescopeError(msg)
+            rule = "`shift` needs outputs [N, T, C] with the classes last"
+            raise CurvescopeError(where, rule, remedy="say `axis=-1`")
         self.weight = None if weight is None else _class_weights(where, weight)
         self.has_classes = self.even = weight is None
         self.name = self._name()
@@ -99,11 +98,8 @@ class CrossEntropy(Loss):
         classes = output.shape[seen.axis]
         wrong = counted & ((labels < 0) | (labels >= classes))
         if bool(wrong.any()):
-            msg = (
-                f"cross_entropy: labels must lie in 0 … {classes - 1} (the model has {classes} "
-                f"outputs), got {int(labels[wrong][0])}"
-            )
-            raise CurvescopeError(msg)
+            rule = f"labels must lie in 0 … {classes - 1} (the model has {classes} outputs)"
+            raise CurvescopeError("cross_entropy", rule, given=int(labels[wrong][0]))
         scale, count = None, int(counted.sum())
         if count < counted.numel():
             labels, scale = labels.masked_fill(~counted, 0), counted.to(output.dtype)
@@ -125,8 +121,8 @@ class CrossEntropy(Loss):
     def _soft_probabilities(self, output: Tensor, seen: _Seen) -> SoftAt:
         q = seen.target.movedim(seen.axis, -1).to(output.dtype)
         if bool((q < 0).any()) or not bool(torch.isfinite(q).all()):
-            msg = "cross_entropy: probabilities as targets must be finite and not negative"
-            raise CurvescopeError(msg)
+            rule = "probabilities as targets must be finite and not negative"
+            raise CurvescopeError("cross_entropy", rule)
         u = (1 - self.label_smoothing) * q + self.label_smoothing / q.shape[-1]
         weight = self._weights(output)
         u = u if weight is None else u * weight
@@ -138,31 +134,27 @@ class CrossEntropy(Loss):
         self._check_type(target)
         if target.is_floating_point():
             if target.shape != output.shape or output.ndim < 2:
-                msg = (
-                    f"cross_entropy: probabilities as targets must have the output's shape "
-                    f"{list(output.shape)}, got {list(target.shape)}"
-                )
-                raise CurvescopeError(msg)
+                rule = f"probabilities as targets must have the output's shape {list(output.shape)}"
+                raise CurvescopeError("cross_entropy", rule, given=list(target.shape))
             if self.shift:
-                msg = "cross_entropy: shift needs class indices as targets, got probabilities"
-                raise CurvescopeError(msg)
+                rule = "`shift` needs class indices as targets"
+                raise CurvescopeError("cross_entropy", rule, given="probabilities")
             return _Seen(self._choose(output, first=True, last=True), target, True)
         z, y = output.shape, target.shape
         if self.shift and len(z) < 3:
-            msg = f"cross_entropy: shift needs outputs [N, T, C], got {list(z)}"
-            raise CurvescopeError(msg)
+            raise CurvescopeError("cross_entropy", "`shift` needs outputs [N, T, C]", given=list(z))
         last, first = len(z) >= 2 and y == z[:-1], len(z) >= 2 and y == z[:1] + z[2:]
         last, first = last and self.axis != 1, first and self.axis != -1
         if len(z) == 2 and y == z[:1]:
             last, first = False, True  # one and the same axis
         if not (last or first):
             expected = z[:1] + z[2:] if self.axis == 1 else z[:-1]
-            msg = (
-                f"cross_entropy: an output {list(z)} with the classes "
-                f"{'second' if self.axis == 1 else 'last'} needs class indices of shape "
-                f"{list(expected)}, got a target of shape {list(y)}{self._hint(z, y)}"
+            raise CurvescopeError(
+                "cross_entropy",
+                f"an output {list(z)} with the classes {'second' if self.axis == 1 else 'last'} "
+                f"needs class indices of shape {list(expected)}",
+                given=f"a target of shape {list(y)}{self._hint(z, y)}",
             )
-            raise CurvescopeError(msg)
         axis = self._choose(output, first=first, last=last)
         labels = target.long()
         if self.shift:
@@ -175,11 +167,9 @@ class CrossEntropy(Loss):
         if self.axis is not None:
             return self.axis % output.ndim
         if first and last:
-            msg = (
-                f"cross_entropy: in an output {list(output.shape)} the classes may be second or "
-                "last; say which with loss=cs.losses.CrossEntropy(axis=1) or axis=-1"
-            )
-            raise CurvescopeError(msg)
+            rule = f"in an output {list(output.shape)} the classes may be second or last"
+            remedy = "say which with loss=cs.losses.CrossEntropy(axis=1) or axis=-1"
+            raise CurvescopeError("cross_entropy", rule, remedy=remedy)
         return 1 if first else output.ndim - 1
 
     def _hint(self, z: torch.Size, y: torch.Size) -> str:
@@ -190,17 +180,16 @@ class CrossEntropy(Loss):
     def _check_type(self, target: Any) -> None:
         need_tensor("cross_entropy", target)
         if target.dtype == torch.bool or target.is_complex():
-            msg = f"cross_entropy: targets must be class indices (int64), got {target.dtype}"
-            raise CurvescopeError(msg)
+            rule = "targets must be class indices (int64)"
+            raise CurvescopeError("cross_entropy", rule, given=target.dtype)
         if target.is_floating_point() and target.ndim < 2:
-            msg = (
-                "cross_entropy: targets must be class indices (int64) or a probability for each "
-                f"class, got {target.dtype} {list(target.shape)}"
+            rule = "targets must be class indices (int64) or a probability for each class"
+            raise CurvescopeError(
+                "cross_entropy", rule, given=f"{target.dtype} {list(target.shape)}"
             )
-            raise CurvescopeError(msg)
         if target.is_floating_point() and self.ignore_index >= 0:
-            msg = "cross_entropy: ignore_index needs class indices as targets, got probabilities"
-            raise CurvescopeError(msg)
+            rule = "`ignore_index` needs class indices as targets"
+            raise CurvescopeError("cross_entropy", rule, given="probabilities")
 
     def check_target(self, target: Any) -> None:
         """See :class:`Loss`: types, and labels that are no class of any model."""
@@ -212,8 +201,8 @@ class CrossEntropy(Loss):
             wrong |= (target >= len(self.weight)) & (target != self.ignore_index)
         if bool(wrong.any()):
             top = "or above" if self.weight is None else f"… {len(self.weight) - 1}"
-            msg = f"cross_entropy: labels must lie in 0 {top}, got {int(target[wrong][0])}"
-            raise CurvescopeError(msg)
+            rule = f"labels must lie in 0 {top}"
+            raise CurvescopeError("cross_entropy", rule, given=int(target[wrong][0]))
 
     def _weights(self, output: Tensor) -> Tensor | None:
         return None if self.weight is None else self.weight.to(output)
@@ -289,6 +278,6 @@ class _Seen:
 def _class_weights(where: str, weight: Any) -> Tensor:
     ok = isinstance(weight, Tensor) and weight.ndim == 1 and weight.is_floating_point()
     if not ok or not bool(torch.isfinite(weight).all()) or bool((weight < 0).any()):
-        msg = f"{where}: weight must be a tensor of finite weights [C] that are not negative"
-        raise CurvescopeError(msg)
+        rule = "`weight` must be a tensor of finite weights [C] that are not negative"
+        raise CurvescopeError(where, rule)
     return weight.detach().clone()

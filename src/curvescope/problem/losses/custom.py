@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.problem.losses.base import Loss, LossAt, no_likelihood
 from curvescope.problem.losses.probes import OutputRoot
 
@@ -47,14 +47,11 @@ class Custom(Loss):
         self, function: Function, *, average: Average | None = None, name: str | None = None
     ) -> None:
         if not callable(function):
-            msg = f"Custom(function): needs a callable of (output, target), got {function!r}"
-            raise CurvescopeError(msg)
+            rule = "needs a callable of (output, target)"
+            raise CurvescopeError("Custom(function)", rule, given=repr(function))
         if not callable(average) and average not in (None, "samples", "elements"):
-            msg = (
-                "Custom(average): must be 'samples', 'elements' or a callable of (output, target), "
-                f"got {average!r}"
-            )
-            raise CurvescopeError(msg)
+            rule = "must be 'samples', 'elements' or a callable of (output, target)"
+            raise CurvescopeError("Custom(average)", rule, given=repr(average))
         self.function, self._average = function, average or "samples"
         self._declared = average is not None
         inner: Any = function
@@ -82,24 +79,22 @@ class Custom(Loss):
             raise
         except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            msg = (
-                f"Problem(loss): {self.name!r} is given the output as a tensor "
-                f"{list(output.shape)} and the target, and failed: {reason}; for the loss that a "
-                "model returns itself say loss='model'"
-            )
-            raise CurvescopeError(msg) from error
+            raise CurvescopeError(
+                "Problem(loss)",
+                f"{self.name!r} is given the output as a tensor {list(output.shape)} and the "
+                f"target, and failed: {reason}",
+                remedy="for the loss that a model returns itself say `loss='model'`",
+            ) from error
         if not isinstance(loss, Tensor) or loss.numel() != 1:
-            msg = "Problem(loss): the callable must return one number, the mean over the batch"
-            raise CurvescopeError(msg)
+            rule = "the callable must return one number, the mean over the batch"
+            raise CurvescopeError("Problem(loss)", rule)
         return loss.reshape(())
 
     def probe(self, output: Tensor, target: Any) -> OutputRoot:
         """See :class:`Loss`: no root is known."""
-        msg = (
-            f"TraceRegularizer(kind='ggn'): the loss {self.name!r} has no known root of its output "
-            "Hessian; use one that the library knows, such as 'cross_entropy', or kind='hessian'"
-        )
-        raise CurvescopeError(msg)
+        rule = f"the loss {self.name!r} has no known root of its output Hessian"
+        remedy = "use one that the library knows, such as 'cross_entropy', or `kind='hessian'`"
+        raise CurvescopeError("TraceRegularizer(kind='ggn')", rule, remedy=remedy)
 
     def check(self, output: Tensor, target: Any) -> None:
         """See :class:`Loss`: the whole against two parts, in several ways."""
@@ -136,11 +131,9 @@ class Custom(Loss):
             )
 
     def _refuse(self, reason: str) -> NoReturn:
-        msg = (
-            f"Problem(loss): {self.name!r} must average over {self.average}, but {reason}; say "
-            "what it averages over with cs.losses.Custom(function, average=...)"
-        )
-        raise CurvescopeError(msg)
+        rule = f"{self.name!r} must average over {self.average}, but {reason}"
+        remedy = "say what it averages over with cs.losses.Custom(function, average=...)"
+        raise CurvescopeError("Problem(loss)", rule, remedy=remedy)
 
 
 class CustomAt(LossAt):
@@ -179,22 +172,20 @@ class CustomAt(LossAt):
         except (RuntimeError, NotImplementedError) as error:
             if "derivative" not in str(error) and "not implemented" not in str(error):
                 raise
-            msg = (
-                f"Problem(loss): {self._loss.name!r} has no second derivative in torch, so that "
-                "there is no Hessian and no Gauss–Newton matrix; write it with operations that can "
-                "be differentiated twice"
-            )
-            raise CurvescopeError(msg) from error
+            raise CurvescopeError(
+                "Problem(loss)",
+                f"{self._loss.name!r} has no second derivative in torch, so that there is no "
+                "Hessian and no Gauss–Newton matrix",
+                remedy="write it with operations that can be differentiated twice",
+            ) from error
         return torch.stack(rows) * self.weight
 
     def slopes(self) -> Tensor:
         """See :class:`LossAt`: a term is a sample, and all have the same weight."""
         if self._loss.average == "weights":
-            msg = (
-                f"EmpiricalFisher: {self._loss.name!r} does not say what one sample weighs; use a "
-                "loss that averages over samples or elements"
-            )
-            raise CurvescopeError(msg)
+            rule = f"{self._loss.name!r} does not say what one sample weighs"
+            remedy = "use a loss that averages over samples or elements"
+            raise CurvescopeError("EmpiricalFisher", rule, remedy=remedy)
         return self.terms(self.gradient()[None]) / (self.weight / self.count) ** 0.5
 
     def sample(self, samples: int, generator: torch.Generator) -> Tensor:

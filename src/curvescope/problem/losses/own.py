@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.problem.losses.base import Loss
 from curvescope.problem.losses.binary import BinaryLogistic
 from curvescope.problem.losses.cross_entropy import CrossEntropy
@@ -49,11 +49,8 @@ def own_loss(model: nn.Module, name: str, output: Tensor, target: Any, result: A
     if not isinstance(own, Tensor) or own.numel() != 1:
         if name != MODEL:
             return as_loss(name)
-        msg = (
-            "Problem(loss='model'): the model returns no loss of its own when it is given labels; "
-            "name the loss"
-        )
-        raise CurvescopeError(msg)
+        rule = "the model returns no loss of its own when it is given labels"
+        raise CurvescopeError("Problem(loss='model')", rule, remedy="name the loss")
     own = own.detach()
     eps = max(torch.finfo(own.dtype).eps, torch.finfo(output.dtype).eps)
     slack = _ROUNDING * eps * max(1.0, abs(float(own)))
@@ -67,12 +64,11 @@ def own_loss(model: nn.Module, name: str, output: Tensor, target: Any, result: A
     if len(named) == 1:
         return named[0]
     what = "several losses give" if agree else "no loss that the library knows gives"
-    msg = (
-        f"Problem(loss={name!r}): the model's own loss is {float(own):.6g} on the first batch, and "
-        f"{what} that number; say which is meant with a loss object, such as "
-        "cs.losses.CrossEntropy(axis=-1, shift=1)"
+    rule = f"the model's own loss is {float(own):.6g} on the first batch, and {what} that number"
+    remedy = (
+        "say which is meant with a loss object, such as cs.losses.CrossEntropy(axis=-1, shift=1)"
     )
-    raise CurvescopeError(msg)
+    raise CurvescopeError(f"Problem(loss={name!r})", rule, remedy=remedy)
 
 
 def _values(name: str, output: Tensor, target: Any) -> Iterator[tuple[Loss, float]]:

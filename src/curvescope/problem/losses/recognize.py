@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from curvescope._checks import CurvescopeError, one_of
+from curvescope._checks import one_of
+from curvescope.errors import CurvescopeError
 from curvescope.problem.losses.base import Loss
 from curvescope.problem.losses.binary import BinaryLogistic
 from curvescope.problem.losses.cross_entropy import CrossEntropy
@@ -48,8 +49,8 @@ def as_loss(loss: str | nn.Module | Callable[..., Tensor] | Loss) -> Loss:
         if settings is not None:
             return _made(family, loss, settings)
     if not callable(loss):
-        msg = f"Problem(loss): needs a name or a callable of (output, target), got {loss!r}"
-        raise CurvescopeError(msg)
+        rule = "needs a name or a callable of (output, target)"
+        raise CurvescopeError("Problem(loss)", rule, given=repr(loss))
     _need_mean(getattr(loss, "reduction", "mean"))
     if isinstance(loss, partial):
         _need_mean(loss.keywords.get("reduction", "mean"))
@@ -73,11 +74,8 @@ def _settings(family: type[Loss], loss: Any) -> dict[str, Any] | None:
         if inner is None:
             return None
         if loss.args:
-            msg = (
-                "Problem(loss): settings of a torch function must be given by keyword, got "
-                f"{len(loss.args)} by position"
-            )
-            raise CurvescopeError(msg)
+            rule = "settings of a torch function must be given by keyword"
+            raise CurvescopeError("Problem(loss)", rule, given=f"{len(loss.args)} by position")
         return inner | loss.keywords
     return {} if any(loss is function for function in family.functions) else None
 
@@ -94,8 +92,8 @@ def _made(family: type[Loss], loss: Any, settings: dict[str, Any]) -> Loss:
     except TypeError:
         known = inspect.signature(family.__init__).parameters
         other = ", ".join(sorted(set(settings) - set(known)))
-        msg = f"Problem(loss): {family.__name__} does not know the setting {other}"
-        raise CurvescopeError(msg) from None
+        rule = f"{family.__name__} does not know the setting {other}"
+        raise CurvescopeError("Problem(loss)", rule) from None
 
 
 def _function(loss: Any) -> Any:
@@ -106,5 +104,7 @@ def _function(loss: Any) -> Any:
 
 def _need_mean(reduction: Any) -> None:
     if reduction != "mean":
-        msg = f"Problem(loss): the loss must be a mean, got reduction={reduction!r}; use 'mean'"
-        raise CurvescopeError(msg)
+        rule = "the loss must be a mean"
+        raise CurvescopeError(
+            "Problem(loss)", rule, given=f"reduction={reduction!r}", remedy="use 'mean'"
+        )

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from curvescope import _checks
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.problem.losses.base import DiagonalAt, Loss, Terms, no_likelihood
 from curvescope.problem.losses.probes import DiagonalRoot
 from curvescope.problem.losses.squared import per_sample, per_sample_slopes, real_target
@@ -56,8 +56,7 @@ class Huber(_Robust):
     def __init__(self, *, delta: float = 1.0) -> None:
         delta = _checks.finite_float("Huber", "delta", delta, minimum=0.0)
         if delta == 0.0:
-            msg = "Huber: delta must be positive, got 0"
-            raise CurvescopeError(msg)
+            raise CurvescopeError("Huber", "`delta` must be positive", given="0")
         super().__init__(f"huber(delta={delta:g})", delta, 1.0)
 
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from curvescope._checks import Inapplicable
+from curvescope.errors import Inapplicable
 from curvescope.problem.losses.base import Classes, LossAt, Terms
 
 
@@ -65,11 +65,10 @@ class SoftmaxAt(LossAt):
 
     def classes(self, where: str) -> Classes:
         """See :class:`LossAt`."""
-        msg = (
-            f"{where}: needs one class label for each term, all of the same weight, got "
-            "cross-entropy with probabilities as targets or class weights"
+        rule = "needs one class label for each term, all of the same weight"
+        raise Inapplicable(
+            where, rule, given="cross-entropy with probabilities as targets or class weights"
         )
-        raise Inapplicable(msg)
 
     def _rows(self) -> Tensor:
         return self._logits.movedim(self._axis, -1).flatten(0, -2)
@@ -86,8 +85,8 @@ class SoftmaxAt(LossAt):
     def _classes(self, where: str, labels: Tensor) -> Classes:
         rows = self._rows()
         if rows.shape[1] < 2:
-            msg = f"{where}: needs at least two classes, got an output {list(self._shape)}"
-            raise Inapplicable(msg)
+            rule = "needs at least two classes"
+            raise Inapplicable(where, rule, given=f"an output {list(self._shape)}")
         ignored = ~self._counted.flatten()
         labels = labels.flatten().masked_fill(ignored, -1)
         log_p = F.log_softmax(rows.double(), 1).masked_fill(ignored[:, None], -torch.inf)
@@ -175,11 +174,8 @@ class SoftAt(SoftmaxAt):
         weights = self._weights.unsqueeze(self._axis)
         g = self.gradient()
         if bool(((weights == 0) & (g != 0)).any()):
-            msg = (
-                "EmpiricalFisher: with label smoothing and a class of weight 0 there are terms of "
-                "weight 0 that are not 0; give every class a positive weight"
-            )
-            raise Inapplicable(msg)
+            rule = "label smoothing and a class of weight 0 make terms of weight 0 that are not 0"
+            raise Inapplicable("EmpiricalFisher", rule, remedy="give every class a positive weight")
         return self.terms((g / weights.clamp_min(torch.finfo(g.dtype).tiny).sqrt())[None])
 
     def each(self) -> Terms | None:

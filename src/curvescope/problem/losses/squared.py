@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.problem.losses.base import DiagonalAt, Loss, Terms, need_tensor
 from curvescope.problem.losses.probes import DiagonalRoot
 
@@ -92,8 +92,8 @@ def real_target(name: str, output: Tensor | None, target: Any) -> Tensor:
     fits = output is None or target.shape == output.shape
     if not fits or not target.is_floating_point():
         shape = "" if output is None else f" of the output's shape {list(output.shape)}"
-        msg = f"{name}: needs a real target{shape}, got {target.dtype} {list(target.shape)}"
-        raise CurvescopeError(msg)
+        rule = f"needs a real target{shape}"
+        raise CurvescopeError(name, rule, given=f"{target.dtype} {list(target.shape)}")
     return target if output is None else target.to(output.dtype)
 
 
