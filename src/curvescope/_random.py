@@ -28,7 +28,7 @@ def check_seed(where: str, value: int) -> int:
         CurvescopeError: If it is none.
     """
     if positive_int(where, "seed", value, 0) >= _SEEDS:
-        raise CurvescopeError(where, "seed must be below 2^62", given=repr(value))
+        raise CurvescopeError(where, "`seed` must be below 2^62", given=repr(value))
     return value
 
 

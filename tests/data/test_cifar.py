@@ -41,13 +41,13 @@ def test_fine_labels_are_preferred_and_fortran_order_is_understood() -> None:
 
 def test_batches_are_joined_and_rows_become_images() -> None:
     files = [("a", builders.batch(ROWS, CLASSES)), ("b", builders.batch(ROWS[:2], CLASSES[:2]))]
-    X, y = decode("here", files, (3, 2, 2))
+    X, y = decode(files, (3, 2, 2))
     assert X.shape == (8, 3, 2, 2)
     assert X[1, 2, 1, 0] == ROWS[1, 2 * 4 + 1 * 2 + 0]
     np.testing.assert_array_equal(X[6:].reshape(2, -1), ROWS[:2])
     np.testing.assert_array_equal(y, [*CLASSES, *CLASSES[:2]])
-    with pytest.raises(CurvescopeError, match="here: a has rows of 12 bytes, not 27"):
-        decode("here", files, (3, 3, 3))
+    with pytest.raises(CurvescopeError, match="'a': has rows of 12 bytes, not 27"):
+        decode(files, (3, 3, 3))
 
 
 # Attacks ------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ def test_a_foreign_call_is_named_and_not_made(tmp_path: Path, protocol, function
     command = f"touch {tmp_path / 'owned'}"
     argument = f"__import__('os').system({command!r})" if function is eval else command
     raw = pickle.dumps({"data": Call(function, argument)}, protocol=protocol)
-    with pytest.raises(CurvescopeError, match=f"^here asks for {name}, which has no business"):
+    with pytest.raises(CurvescopeError, match=f"^here: asks for {name}, which has no business"):
         read_batch("here", raw)
     assert list(tmp_path.iterdir()) == []
 
@@ -128,7 +128,7 @@ FOREIGN = {
 def test_the_known_names_say_one_thing_only(name: str) -> None:
     value, message = FOREIGN[name]
     raw = pickled({b"labels": numbers([1]), b"data": value})
-    with pytest.raises(CurvescopeError, match=f"^here .*({message})"):
+    with pytest.raises(CurvescopeError, match=f"^here: .*({message})"):
         read_batch("here", raw)
 
 
@@ -139,7 +139,7 @@ WHOLE = builders.batch(ROWS, CLASSES)
 
 @pytest.mark.parametrize("length", [0, 1, 2, 20, 60, len(WHOLE) // 2, len(WHOLE) - 1])
 def test_a_cut_pickle_is_refused(length: int) -> None:
-    with pytest.raises(CurvescopeError, match=r"^here is not a complete batch of CIFAR \("):
+    with pytest.raises(CurvescopeError, match=r"^here: is not a complete batch of CIFAR \("):
         read_batch("here", WHOLE[:length])
 
 
@@ -149,12 +149,12 @@ def test_a_cut_pickle_is_refused(length: int) -> None:
         (b"hello\n", "is not a complete batch"),
         (b"\x80\x02P12\n.", "is not a complete batch"),  # a persistent identifier
         (b"\x80\x02" + NDARRAY + b")\x81.", "is not a complete batch"),  # NEWOBJ
-        (b"\x80\x02" + numbers([1]) + b".", "needs an array of rows and a list of labels"),
-        (pickled({b"labels": numbers([1])}), "needs an array of rows and a list of labels"),
-        (pickled({b"data": array((1, 1), b"a")}), "needs an array of rows and a list of labels"),
+        (b"\x80\x02" + numbers([1]) + b".", "has an array of rows and a list of labels"),
+        (pickled({b"labels": numbers([1])}), "has an array of rows and a list of labels"),
+        (pickled({b"data": array((1, 1), b"a")}), "has an array of rows and a list of labels"),
         (
             pickled({b"labels": numbers([1]), b"data": array((1,), b"a")}),
-            "needs an array of rows and a list of labels",
+            "has an array of rows and a list of labels",
         ),
         (
             pickled({b"labels": numbers([1, 2]), b"data": array((1, 1), b"a")}),
@@ -167,5 +167,5 @@ def test_a_cut_pickle_is_refused(length: int) -> None:
     ],
 )
 def test_a_foreign_pickle_is_refused(raw: bytes, message: str) -> None:
-    with pytest.raises(CurvescopeError, match=f"^here .*{message}"):
+    with pytest.raises(CurvescopeError, match=f"^here: .*{message}"):
         read_batch("here", raw)

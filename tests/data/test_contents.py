@@ -49,13 +49,16 @@ def test_a_damaged_plain_file_is_refused(tmp_path: Path, cache: Path, mnist, dam
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (lambda raw: packed(raw)[:-12], r"cannot read .*\.gz \(Compressed file ended"),
-        (lambda raw: packed(raw)[:5], r"cannot read .*\.gz \("),
-        (lambda raw: packed(raw)[:30] + b"\xff" * 20 + packed(raw)[50:], "cannot read|is not the"),
-        (lambda raw: b"<html>404</html>", r"cannot read .*\.gz \(Not a gzipped file"),
+        (lambda raw: packed(raw)[:-12], r"\.gz cannot be read \(Compressed file ended"),
+        (lambda raw: packed(raw)[:5], r"\.gz cannot be read \("),
+        (
+            lambda raw: packed(raw)[:30] + b"\xff" * 20 + packed(raw)[50:],
+            "cannot be|is not the",
+        ),
+        (lambda raw: b"<html>404</html>", r"\.gz cannot be read \(Not a gzipped file"),
         (lambda raw: packed(raw + b"\x00"), "is not the published file"),
         (lambda raw: packed(raw[::-1]), "is not the published file"),
-        (lambda raw: b"", "is not the published file|cannot read"),
+        (lambda raw: b"", "is not the published file|cannot be read"),
     ],
 )
 def test_a_damaged_gzipped_file_is_refused(
@@ -92,7 +95,7 @@ def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path, mnist, monke
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "open", denied)
-    with pytest.raises(CurvescopeError, match=rf"cannot read .*{IMAGES} \(Permission denied\)"):
+    with pytest.raises(CurvescopeError, match=rf"{IMAGES} cannot be read \(Permission denied\)"):
         dataset("mnist", root=tmp_path)
 
 
@@ -102,11 +105,11 @@ ARCHIVE = "cifar-10-python.tar.gz"
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (lambda raw: raw[: len(raw) // 2], r"cannot read .*tar.gz \("),
-        (lambda raw: raw[:1], r"cannot read .*tar.gz \("),
-        (lambda raw: b"", r"cannot read .*tar.gz \("),
-        (lambda raw: b"<html>404</html>", r"cannot read .*tar.gz \("),
-        (lambda raw: packed(b"no archive" * 100), r"cannot read .*tar.gz \("),
+        (lambda raw: raw[: len(raw) // 2], r"tar.gz cannot be read \("),
+        (lambda raw: raw[:1], r"tar.gz cannot be read \("),
+        (lambda raw: b"", r"tar.gz cannot be read \("),
+        (lambda raw: b"<html>404</html>", r"tar.gz cannot be read \("),
+        (lambda raw: packed(b"no archive" * 100), r"tar.gz cannot be read \("),
         (lambda raw: packed_tar({"readme": b""}), "does not hold cifar-10-batches-py/data_batch_1"),
     ],
 )
@@ -194,7 +197,7 @@ def test_a_change_that_keeps_size_and_time_is_still_parsed_with_care(tmp_path, c
     path.write_bytes(path.read_bytes().replace(b"cnumpy\nndarray", b"cos\nspawnlp_no__"[:14]))
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert path.stat().st_size == stat.st_size
-    with pytest.raises(CurvescopeError, match=r"test_batch asks for os\.spawnlp_no"):
+    with pytest.raises(CurvescopeError, match=r"test_batch': asks for os\.spawnlp_no"):
         dataset("cifar-10", root=tmp_path, split="test")
     with pytest.raises(CurvescopeError, match="is not the published file"):
         verify("cifar-10", tmp_path)

@@ -186,7 +186,7 @@ def test_pooch_is_asked_for_by_name(tmp_path, monkeypatch, mnist) -> None:
         ("digits", "digits needs no files, there is nothing to fetch"),
         ("gaussian-mixture-C2-D3-t1", "needs no files, there is nothing to fetch"),
         ("cifar-100-subset", r"is on no mirror; put cifar-100-subset.npz into .*, or cut the same"),
-        ("nothing", "name must be one of"),
+        ("nothing", "a data set must be one of"),
     ],
 )
 def test_what_cannot_be_fetched(tmp_path, name: str, message: str) -> None:

@@ -158,7 +158,7 @@ def test_names_have_a_normal_form(given: str, normal: str) -> None:
     "name", ["", "mnis", "mnist-R-2", "mnist-3", "mnist-R-R", "gaussian-mixture", "-R", "-2", 7]
 )
 def test_an_unknown_name_gets_the_list(name) -> None:
-    with pytest.raises(CurvescopeError, match=r"name must be one of mnist-6k, .* got") as caught:
+    with pytest.raises(CurvescopeError, match=r"must be one of mnist-6k, .* got") as caught:
         dataset(name)
     assert all(known in str(caught.value) for known in base_names())
     assert "\n" not in str(caught.value)
@@ -167,7 +167,7 @@ def test_an_unknown_name_gets_the_list(name) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": "digits-R"}, "random labels need a seed, got none"),
+        ({"name": "digits-R"}, "needs seed for its random labels"),
         ({"split": "validation"}, "split must be one of 'train', 'test', got 'validation'"),
         ({"normalize": "image"}, "normalize must be one of 'none', 'pixel', 'channel', got"),
         ({"dtype": torch.uint8}, "dtype must be a floating-point type, got torch.uint8"),

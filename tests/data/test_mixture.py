@@ -91,5 +91,5 @@ def test_mistakes_are_named(changes: dict, message: str) -> None:
 
 @pytest.mark.parametrize("changes", [{"per_class": None}, {"seed": None}, {"normalize": "channel"}])
 def test_by_name_it_needs_its_settings(changes: dict) -> None:
-    with pytest.raises(CurvescopeError, match="a mixture needs per_class, a seed and no normal"):
+    with pytest.raises(CurvescopeError, match="needs per_class, seed and normalize='none'"):
         dataset("gaussian-mixture-C2-D3-t1", **{"per_class": 2, "seed": 0, **changes})

@@ -15,6 +15,7 @@ from curvescope.errors import MENTION, CurvescopeError, sentence
 _OPTIONS = {
     "Confidence(draws)": "draw_delta",
     "Confidence(sample)": "delta",
+    "TraceRegularizer(kind)": "trace_of",
     "TraceRegularizer(weight)": "trace_weight",
     "dataset(seed)": "data_seed",
     "data.asked.seed": "data_seed",

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 
 
 class _Refused(Exception):
@@ -124,33 +124,33 @@ def read_batch(where: str, raw: bytes) -> tuple[npt.NDArray[np.uint8], npt.NDArr
     try:
         batch = _Reader(io.BytesIO(raw), encoding="bytes").load()
     except _Refused as error:
-        msg = f"{where} {error}; nothing of it was run, do not use this file"
-        raise CurvescopeError(msg) from None
+        remedy = "nothing of it was run, do not use this file"
+        raise CurvescopeError(where, str(error), remedy=remedy) from None
     except Exception as error:  # a damaged pickle may raise anything
-        msg = f"{where} is not a complete batch of CIFAR ({type(error).__name__}: {error})"
-        raise CurvescopeError(msg) from None
+        rule = f"is not a complete batch of CIFAR ({type(error).__name__}: {error})"
+        raise CurvescopeError(where, rule) from None
     batch = batch if isinstance(batch, dict) else {}
     data = getattr(batch.get(b"data"), "value", None)
     labels = batch.get(b"fine_labels", batch.get(b"labels"))
     if data is None or data.ndim != 2 or not isinstance(labels, list):
-        msg = f"{where} is not a batch of CIFAR: it needs an array of rows and a list of labels"
-        raise CurvescopeError(msg)
+        rule = "is not a batch of CIFAR, which has an array of rows and a list of labels"
+        raise CurvescopeError(where, rule)
     if len(labels) != len(data) or not all(type(label) is int for label in labels):
-        msg = f"{where} must have an integer label for each of its {len(data):,} rows"
-        raise CurvescopeError(msg)
+        rule = f"must have an integer label for each of its {len(data):,} rows"
+        raise CurvescopeError(where, rule)
     return data, np.array(labels, dtype=np.int64)
 
 
 def decode(
-    where: str, files: Iterable[tuple[str, bytes]], shape: tuple[int, int, int]
+    files: Iterable[tuple[str, bytes]], shape: tuple[int, int, int]
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     """Images ``[N, C, H, W]`` and labels ``[N]``, the batches one after the other."""
     rows, labels = [], []
     for shown, raw in files:
-        data, classes = read_batch(f"{where}: {shown}", raw)
+        data, classes = read_batch(repr(shown), raw)
         if data.shape[1] != math.prod(shape):
-            msg = f"{where}: {shown} has rows of {data.shape[1]} bytes, not {math.prod(shape)}"
-            raise CurvescopeError(msg)
+            rule = f"has rows of {data.shape[1]} bytes, not {math.prod(shape)}"
+            raise CurvescopeError(repr(shown), rule)
         rows.append(data)
         labels.append(classes)
     return np.concatenate(rows).reshape(-1, *shape), np.concatenate(labels)

@@ -14,9 +14,9 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from curvescope._checks import CurvescopeError
 from curvescope.data.places import Place, cache_folder, path_of
 from curvescope.data.sources import File, Source
+from curvescope.errors import CurvescopeError
 from curvescope.identity import checksum
 from curvescope.io import read_json, write_json
 
@@ -136,29 +136,30 @@ def _archived(where: str, source: Source, files: tuple[File, ...], path: Path) -
         raise _unreadable(where, source, path, error) from None
     absent = [file.name for file in files if file.name not in files_read]
     if absent:
-        msg = f"{where}: {path} does not hold {source.inside}/{absent[0]}; {_again(source)}"
-        raise CurvescopeError(msg)
+        rule = f"{path} does not hold {source.inside}/{absent[0]}"
+        raise CurvescopeError(where, rule, remedy=_again(source))
     return files_read
 
 
 def _compare(where: str, source: Source, file: File, shown: str, raw: bytes) -> None:
     md5 = checksum(raw, "md5")
     if md5 != file.md5:
-        msg = (
-            f"{where}: {shown} is not the published file, it is cut short, changed or of another "
-            f"data set (the MD5 of its contents is {md5}, not {file.md5}); {_again(source)}"
+        rule = (
+            f"{shown} is not the published file, it is cut short, changed or of another data set "
+            f"(the MD5 of its contents is {md5}, not {file.md5})"
         )
-        raise CurvescopeError(msg)
+        raise CurvescopeError(where, rule, remedy=_again(source))
 
 
 def _too_long(where: str, source: Source, path: Path) -> CurvescopeError:
-    what = f"is not a file of {source.name}, it is far too long"
-    return CurvescopeError(f"{where}: {path} {what}; {_again(source)}")
+    rule = f"{path} is not a file of {source.name}, it is far too long"
+    return CurvescopeError(where, rule, remedy=_again(source))
 
 
 def _unreadable(where: str, source: Source, path: Path, error: Exception) -> CurvescopeError:
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return CurvescopeError(f"{where}: cannot read {path} ({reason}); {_again(source)}")
+    rule = f"{path} cannot be read ({reason})"
+    return CurvescopeError(where, rule, remedy=_again(source))
 
 
 def _again(source: Source) -> str:

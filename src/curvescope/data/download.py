@@ -8,12 +8,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from curvescope._checks import CurvescopeError
 from curvescope.data.contents import contents
 from curvescope.data.labels import SPLITS
 from curvescope.data.names import parse
 from curvescope.data.places import destinations, find
 from curvescope.data.sources import SOURCES, Download, Source
+from curvescope.errors import CurvescopeError
 from curvescope.identity import file_digest
 from curvescope.io import atomic
 
@@ -50,16 +50,15 @@ def fetch(name: str, root: str | os.PathLike[str] | None = None, *, progress: bo
     base = parse(where, name).base
     source = SOURCES.get(base)
     if source is None:
-        msg = f"{where}: {base} needs no files, there is nothing to fetch"
-        raise CurvescopeError(msg)
+        raise CurvescopeError(where, f"{base} needs no files, there is nothing to fetch")
     first = destinations(root)[0]
     present = _present(where, source, first)
     if present is not None:
         return present
     folder = first / source.home
     if not source.mirrors:
-        msg = f"{where}: {base} is on no mirror; put {_names(source)} into {folder}, {source.hint}"
-        raise CurvescopeError(msg)
+        remedy = f"put {_names(source)} into {folder}, {source.hint}"
+        raise CurvescopeError(where, f"{base} is on no mirror", remedy=remedy)
     downloader = _downloader(where, source, folder, progress)
     new = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
@@ -69,8 +68,8 @@ def fetch(name: str, root: str | os.PathLike[str] | None = None, *, progress: bo
                 _from_mirrors(where, source, download, folder, downloader)
     except OSError as error:
         _remove_empty(new)
-        msg = f"{where}: cannot write to {folder} ({error.strerror}); choose another root"
-        raise CurvescopeError(msg) from None
+        rule = f"cannot write to {folder} ({error.strerror})"
+        raise CurvescopeError(where, rule, remedy="choose another `root`") from None
     except BaseException:
         _remove_empty(new)
         raise
@@ -96,11 +95,9 @@ def _downloader(where: str, source: Source, folder: Path, progress: bool) -> Any
     try:
         import pooch
     except ModuleNotFoundError:
-        msg = (
-            f"{where}: downloading needs pooch (pip install 'curvescope[data]'); or put "
-            f"{_names(source)} into {folder} by hand"
-        )
-        raise CurvescopeError(msg) from None
+        rule = "downloading needs pooch (pip install 'curvescope[data]')"
+        remedy = f"or put {_names(source)} into {folder} by hand"
+        raise CurvescopeError(where, rule, remedy=remedy) from None
     return pooch.HTTPDownloader(
         progressbar=progress and find_spec("tqdm") is not None,
         chunk_size=2**16,
@@ -119,11 +116,9 @@ def _from_mirrors(
         if reason is None:
             return
         reasons.append(f"{mirror}: {reason}")
-    msg = (
-        f"{where}: no mirror gave {download.name} ({'; '.join(reasons)}); where there is no "
-        f"network, put {_names(source)} into {folder} by hand"
-    )
-    raise CurvescopeError(msg)
+    rule = f"no mirror gave {download.name} ({'; '.join(reasons)})"
+    remedy = f"where there is no network, put {_names(source)} into {folder} by hand"
+    raise CurvescopeError(where, rule, remedy=remedy)
 
 
 def _attempt(downloader: Any, url: str, target: Path, md5: str) -> str | None:

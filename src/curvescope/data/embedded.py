@@ -18,7 +18,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from curvescope._checks import CurvescopeError, one_of
+from curvescope._checks import one_of
+from curvescope.errors import CurvescopeError
 from curvescope.identity import checksum
 
 Bytes = npt.NDArray[np.uint8]
@@ -100,8 +101,7 @@ def load_embedded(
     embedded = EMBEDDED[one_of("load_embedded(name)", "name", name, EMBEDDED)]
     one_of(where, "split", split, ("train", "test"))
     if not dtype.is_floating_point:
-        msg = f"{where}: dtype must be a floating-point type, got {dtype}"
-        raise CurvescopeError(msg)
+        raise CurvescopeError(where, "`dtype` must be a floating-point type", given=dtype)
     pixels, labels = read_embedded(where, embedded, split)
     X = torch.from_numpy(pixels).to(device=device, dtype=dtype) / embedded.scale
     return X, torch.from_numpy(labels).to(device=device, dtype=torch.int64)
@@ -129,9 +129,9 @@ def verified(where: str, embedded: Embedded) -> bytes:
     try:
         raw = resources.files("curvescope.data").joinpath("files", embedded.file).read_bytes()
     except OSError:
-        msg = f"{where}: {embedded.file} is missing from the package; reinstall curvescope"
-        raise CurvescopeError(msg) from None
+        rule = f"{embedded.file} is missing from the package"
+        raise CurvescopeError(where, rule, remedy="reinstall curvescope") from None
     if checksum(raw) != embedded.sha256:
-        msg = f"{where}: {embedded.file} is damaged, its checksum is wrong; reinstall curvescope"
-        raise CurvescopeError(msg)
+        rule = f"{embedded.file} is damaged, its checksum is wrong"
+        raise CurvescopeError(where, rule, remedy="reinstall curvescope")
     return raw

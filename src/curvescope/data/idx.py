@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 
 _UNSIGNED_BYTES = 8
 
@@ -35,22 +35,20 @@ def read_idx(where: str, raw: bytes, dimensions: int) -> npt.NDArray[np.uint8]:
     start = 4 + 4 * dimensions
     if len(raw) < start or raw[:4] != bytes([0, 0, _UNSIGNED_BYTES, dimensions]):
         kind = "images" if dimensions == 3 else "labels"
-        msg = f"{where} is not an IDX file of {kind}; its header is {raw[:4].hex(' ') or 'missing'}"
-        raise CurvescopeError(msg)
+        header = raw[:4].hex(" ") or "missing"
+        raise CurvescopeError(where, f"is not an IDX file of {kind}, its header is {header}")
     shape = [int.from_bytes(raw[i : i + 4], "big") for i in range(4, start, 4)]
     expected = math.prod(shape)
     if len(raw) - start != expected:
-        msg = (
-            f"{where} should hold {expected:,} bytes after its header, it has {len(raw) - start:,}"
-        )
-        raise CurvescopeError(msg)
+        rule = f"should hold {expected:,} bytes after its header, it has {len(raw) - start:,}"
+        raise CurvescopeError(where, rule)
     return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
 
 
 def decode(
-    where: str, files: Iterable[tuple[str, bytes]]
+    files: Iterable[tuple[str, bytes]],
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
     """Images ``[N, 1, H, W]`` and labels ``[N]`` from the file of images and that of labels."""
     (images_at, images), (labels_at, labels) = files
-    pixels = read_idx(f"{where}: {images_at}", images, 3)
-    return pixels[:, None], read_idx(f"{where}: {labels_at}", labels, 1)
+    pixels = read_idx(repr(images_at), images, 3)
+    return pixels[:, None], read_idx(repr(labels_at), labels, 1)

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from curvescope._checks import CurvescopeError, one_of, positive_int
+from curvescope._checks import one_of, positive_int
 from curvescope.data.labels import SPLITS, balanced_positions, stream
 from curvescope.data.normalize import Normalization, unnormalized
+from curvescope.errors import CurvescopeError
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -51,19 +52,17 @@ class Dataset:
         one_of(where, "split", self.split, SPLITS)
         X, y = self.X, self.y
         if X.ndim < 2 or len(X) == 0 or not X.dtype.is_floating_point:
-            msg = f"{where}: X must be floating point [N, …] with N > 0, got {_kind(X)}"
-            raise CurvescopeError(msg)
+            rule = "`X` must be floating point [N, …] with N > 0"
+            raise CurvescopeError(where, rule, given=_kind(X))
         if y.dtype != torch.int64 or y.shape != X.shape[:1] or y.device != X.device:
             rule = f"int64 [{len(X)}] on {X.device}, one class for each sample"
-            msg = f"{where}: y must be {rule}, got {_kind(y)} on {y.device}"
-            raise CurvescopeError(msg)
+            raise CurvescopeError(where, f"`y` must be {rule}", given=f"{_kind(y)} on {y.device}")
         low, high = int(y.min()), int(y.max())
         if low < 0 or high >= self.classes:
-            msg = f"{where}: classes must lie in 0 … {self.classes - 1}, got {low} … {high}"
-            raise CurvescopeError(msg)
+            rule = f"`classes` must lie in 0 … {self.classes - 1}"
+            raise CurvescopeError(where, rule, given=f"{low} … {high}")
         if not bool(torch.isfinite(torch.stack(torch.aminmax(X))).all()):
-            msg = f"{where}: X must be finite, it holds NaN or infinity"
-            raise CurvescopeError(msg)
+            raise CurvescopeError(where, "`X` must be finite, it holds NaN or infinity")
 
     def __len__(self) -> int:
         return len(self.y)
@@ -103,7 +102,7 @@ class Dataset:
         Raises:
             CurvescopeError: If a class has fewer than ``n`` samples.
         """
-        where = f"Dataset({self.name!r}).per_class"
+        where = "Dataset.per_class"
         generator = None if seed is None else stream(where, seed, "sub-sample", self.split)
         chosen = balanced_positions(where, self.y.cpu(), self.classes, n, generator)
         chosen = chosen.to(self.X.device)

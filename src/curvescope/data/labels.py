@@ -11,8 +11,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from curvescope._checks import CurvescopeError, positive_int
+from curvescope._checks import positive_int
 from curvescope._random import child
+from curvescope.errors import CurvescopeError
 
 SPLITS = ("train", "test")
 _STREAMS = [(purpose, split) for purpose in ("labels", "sub-sample", "noise") for split in SPLITS]
@@ -34,8 +35,8 @@ def two_classes(where: str, labels: Tensor, classes: int) -> Tensor:
     tensor([0, 0, 1, 1])
     """
     if classes != 10:
-        msg = f"{where}: -2 means 0–4 against 5–9 and needs ten classes, the data has {classes}"
-        raise CurvescopeError(msg)
+        rule = f"-2 means 0–4 against 5–9 and needs ten classes, the data has {classes}"
+        raise CurvescopeError(where, rule)
     return (labels >= 5).to(torch.int64)
 
 
@@ -74,8 +75,8 @@ def balanced_positions(
     counts = torch.bincount(labels, minlength=classes)
     least = int(counts.argmin())
     if counts[least] < n:
-        msg = f"{where}: per_class={n} needs {n} samples of each class, class {least} has "
-        raise CurvescopeError(msg + f"{int(counts[least])}")
+        needs = f"`per_class={n}` needs {n} samples of each class"
+        raise CurvescopeError(where, f"{needs}, class {least} has {int(counts[least])}")
     order = torch.arange(len(labels))
     if generator is not None:
         order = torch.randperm(len(labels), generator=generator)

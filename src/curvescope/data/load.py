@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from curvescope._checks import CurvescopeError, one_of
+from curvescope._checks import one_of
 from curvescope.data import mixture
 from curvescope.data.embedded import EMBEDDED
 from curvescope.data.labeled import Dataset
@@ -17,6 +17,7 @@ from curvescope.data.names import Name, parse
 from curvescope.data.normalize import KINDS, Kind, fit
 from curvescope.data.read import read_split
 from curvescope.data.sources import SOURCES
+from curvescope.errors import CurvescopeError
 
 
 def dataset(
@@ -78,16 +79,14 @@ def dataset(
     one_of(where, "split", split, SPLITS)
     one_of(where, "normalize", normalize, KINDS)
     if not dtype.is_floating_point:
-        msg = f"{where}: dtype must be a floating-point type, got {dtype}"
-        raise CurvescopeError(msg)
+        raise CurvescopeError(where, "`dtype` must be a floating-point type", given=dtype)
     if parsed.random and seed is None:
-        msg = f"{where}: random labels need a seed, got none; pass seed=0 or another"
-        raise CurvescopeError(msg)
+        rule = "needs `seed` for its random labels"
+        raise CurvescopeError(where, rule, remedy="pass `seed=0` or another")
     if mixture.parameters(parsed.base) is not None:
         if per_class is None or seed is None or normalize != "none":
-            given = f"per_class={per_class}, seed={seed}, normalize={normalize!r}"
-            msg = f"{where}: a mixture needs per_class, a seed and no normalization, got {given}"
-            raise CurvescopeError(msg)
+            rule = "needs `per_class`, `seed` and `normalize='none'`, since it is drawn"
+            raise CurvescopeError(where, rule)
         drawn = _mixture(where, parsed, split, per_class=per_class, seed=seed, dtype=dtype)
         return drawn.to(device)
     source = EMBEDDED.get(parsed.base) or SOURCES[parsed.base]

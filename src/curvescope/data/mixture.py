@@ -6,9 +6,10 @@ import re
 
 import torch
 
-from curvescope._checks import CurvescopeError, finite_float, one_of, positive_int
+from curvescope._checks import finite_float, one_of, positive_int
 from curvescope.data.labeled import Dataset
 from curvescope.data.labels import SPLITS, stream
+from curvescope.errors import CurvescopeError
 
 FORM = "gaussian-mixture-C10-D100-t3"
 _FORM = re.compile(r"gaussian-mixture-c(\d+)-d(\d+)-t(\d+(?:\.\d*)?(?:e[+-]?\d+)?)")
@@ -64,11 +65,10 @@ def gaussian_mixture(
     dimension = positive_int(where, "dimension", dimension)
     one_of(where, "split", split, SPLITS)
     if dimension < classes:
-        msg = f"{where}: dimension must be at least classes={classes}, got {dimension}"
-        raise CurvescopeError(msg)
+        rule = f"`dimension` must be at least `classes={classes}`"
+        raise CurvescopeError(where, rule, given=dimension)
     if not dtype.is_floating_point:
-        msg = f"{where}: dtype must be a floating-point type, got {dtype}"
-        raise CurvescopeError(msg)
+        raise CurvescopeError(where, "`dtype` must be a floating-point type", given=dtype)
     generator = stream(where, seed, "noise", split)
     X = torch.randn(per_class, classes, dimension, generator=generator, dtype=torch.float64)
     X += t * torch.eye(classes, dimension, dtype=torch.float64)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from curvescope._checks import CurvescopeError
 from curvescope.data import mixture
 from curvescope.data.embedded import EMBEDDED
 from curvescope.data.sources import SOURCES
+from curvescope.errors import CurvescopeError
 
 # As the papers and torchvision write them.
 _ALIASES = {"cifar10": "cifar-10", "cifar100": "cifar-100", "fashionmnist": "fashion-mnist"}
@@ -50,9 +50,9 @@ def parse(where: str, name: str) -> Name:
         t, classes, dimension = parameters
         base = f"gaussian-mixture-C{classes}-D{dimension}-t{t:g}"
     elif base not in base_names():
-        msg = (
-            f"{where}: name must be one of {', '.join(base_names())} or like {mixture.FORM}, with "
-            f"-2 (0–4 against 5–9) or -R (random labels) after it where wanted, got {name!r}"
+        rule = (
+            f"a data set must be one of {', '.join(base_names())} or like {mixture.FORM}, with -2 "
+            "(0–4 against 5–9) or -R (random labels) after it where wanted"
         )
-        raise CurvescopeError(msg)
+        raise CurvescopeError(where, rule, given=repr(name))
     return Name(base, binary, random)

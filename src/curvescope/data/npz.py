@@ -7,12 +7,12 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.io import read_arrays
 
 
 def decode(
-    where: str, files: Iterable[tuple[str, bytes]], split: str
+    files: Iterable[tuple[str, bytes]], split: str
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
     """The arrays ``x_<split>`` and ``fine_<split>``: images ``[N, C, H, W]`` and labels ``[N]``.
 
@@ -20,12 +20,13 @@ def decode(
         CurvescopeError: If the file is not such an archive; pickled objects are refused.
     """
     ((shown, raw),) = files
-    arrays = read_arrays(raw, f"{where}: {shown}", (f"x_{split}", f"fine_{split}"))
+    where = repr(shown)
+    arrays = read_arrays(raw, where, (f"x_{split}", f"fine_{split}"))
     if len(arrays) < 2:
-        msg = f"{where}: {shown} does not hold the arrays of a subset; it is another archive"
-        raise CurvescopeError(msg)
+        rule = "does not hold the arrays of a subset"
+        raise CurvescopeError(where, rule, remedy="it is another archive")
     pixels, labels = arrays.values()
     if pixels.dtype != np.uint8 or labels.dtype != np.uint8:
-        msg = f"{where}: {shown} must hold unsigned bytes, got {pixels.dtype} and {labels.dtype}"
-        raise CurvescopeError(msg)
+        rule = "must hold unsigned bytes"
+        raise CurvescopeError(where, rule, given=f"{pixels.dtype} and {labels.dtype}")
     return pixels, labels

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from curvescope._checks import CurvescopeError
 from curvescope.data.sources import SOURCES, File, Source
+from curvescope.errors import CurvescopeError
 
 VARIABLE = "CURVESCOPE_DATA"
 
@@ -53,8 +53,8 @@ def roots(where: str, root: str | os.PathLike[str] | None) -> list[Path]:
     """The folders to search, in order; a ``root`` that does not exist is a mistake."""
     folders = destinations(root)
     if root is not None and not os.path.isdir(folders[0]):
-        msg = f"{where}: root must be a folder that exists, got {os.fspath(root)!r}"
-        raise CurvescopeError(msg)
+        rule = "`root` must be a folder that exists"
+        raise CurvescopeError(where, rule, given=repr(os.fspath(root)))
     return folders
 
 
@@ -90,10 +90,14 @@ def missing(where: str, source: Source, split: str, folders: Sequence[Path]) -> 
     needed = f"{names[0]} … {names[-1]}" if len(names) > 2 else " and ".join(names)
     gzipped = " (plain or .gz)" if source.format == "idx" else ""
     archive = f" or {source.archive}" if source.archive else ""
-    remedy = f"or run: curvescope data fetch {source.name} ({source.megabytes:.0f} MB)"
+    rule = f"{needed}{gzipped}{archive} not found in {', '.join(map(str, folders))}"
+    command = f"or run: curvescope data fetch {source.name} ({source.megabytes:.0f} MB)"
+    into = f"into {folders[0] / source.home}, {command if source.mirrors else source.hint}"
     return MissingFiles(
-        f"{where}: {needed}{gzipped}{archive} not found in {', '.join(map(str, folders))}; put the "
-        f"files into {folders[0] / source.home}, {remedy if source.mirrors else source.hint}"
+        where,
+        rule,
+        remedy=f"put the files {into}",
+        remedy_cli=f"name their folder with --root, put them {into}",
     )
 
 

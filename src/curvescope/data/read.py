@@ -11,12 +11,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from curvescope._checks import CurvescopeError
 from curvescope.data import cifar, idx, npz
 from curvescope.data.contents import contents
 from curvescope.data.embedded import Embedded, read_embedded
 from curvescope.data.places import find, missing, roots
 from curvescope.data.sources import Source
+from curvescope.errors import CurvescopeError
 
 Arrays = tuple[npt.NDArray[np.uint8], npt.NDArray[Any]]
 
@@ -42,26 +42,27 @@ def read_split(
         place = find(source, split, folders)
         if place is None:
             raise missing(where, source, split, folders)
-        pixels, labels = _decode(where, source, split, contents(where, source, split, place))
+        pixels, labels = _decode(source, split, contents(where, source, split, place))
     count, shape = source.sizes[split], source.shape
     if pixels.shape != (count, *shape) or labels.shape != (count,):
-        msg = (
-            f"{where}: the {split} split must have {count:,} images {list(shape)} and as many "
-            f"labels, the files have {list(pixels.shape)} and {list(labels.shape)}"
+        raise CurvescopeError(
+            where,
+            f"the {split} split must have {count:,} images {list(shape)} and as many labels, the "
+            f"files have {list(pixels.shape)} and {list(labels.shape)}",
         )
-        raise CurvescopeError(msg)
     if not 0 <= labels.min() <= labels.max() < source.classes:
-        msg = f"{where}: labels must lie in 0 … {source.classes - 1}, the files have "
-        raise CurvescopeError(msg + f"{labels.min()} … {labels.max()}")
+        found = f"{labels.min()} … {labels.max()}"
+        rule = f"labels must lie in 0 … {source.classes - 1}, the files have {found}"
+        raise CurvescopeError(where, rule)
     writable = np.require(pixels, requirements=["C", "W"])
     return torch.from_numpy(writable), torch.from_numpy(labels.astype(np.int64))
 
 
-def _decode(where: str, source: Source, split: str, files: Iterable[tuple[str, bytes]]) -> Arrays:
+def _decode(source: Source, split: str, files: Iterable[tuple[str, bytes]]) -> Arrays:
     match source.format:
         case "idx":
-            return idx.decode(where, files)
+            return idx.decode(files)
         case "cifar":
-            return cifar.decode(where, files, source.shape)
+            return cifar.decode(files, source.shape)
         case "npz":
-            return npz.decode(where, files, split)
+            return npz.decode(files, split)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from curvescope import _checks
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.networks import plain, residual
 from curvescope.networks.initialization import SCHEMES, initialize
 from curvescope.networks.spec import NetworkSpec
@@ -93,8 +93,8 @@ def network(
 
 def _parse(name: str) -> tuple[_Family, re.Match[str]]:
     if not isinstance(name, str):
-        msg = f"network(name): needs a text such as 'F-200^2', got {type(name).__name__}"
-        raise CurvescopeError(msg)
+        rule = "needs a text such as 'F-200^2'"
+        raise CurvescopeError("network(name)", rule, given=type(name).__name__)
     plain_name = re.sub(
         r"[⁰¹²³⁴-⁹]+", lambda digits: "^" + digits[0].translate(_SUPERSCRIPTS), name.strip()
     )
@@ -104,11 +104,11 @@ def _parse(name: str) -> tuple[_Family, re.Match[str]]:
             return family, match
     for family in _FAMILIES:
         if plain_name.startswith(family.start):
-            msg = f"network({name!r}): such a name has the form {family.form}, as {family.example}"
-            raise CurvescopeError(msg)
+            rule = f"such a name has the form {family.form}, as {family.example}"
+            raise CurvescopeError(f"network({name!r})", rule)
     known = ", ".join(family.example for family in _FAMILIES)
-    msg = f"network({name!r}): no network has this name; examples of known ones are {known}"
-    raise CurvescopeError(msg)
+    rule = "no network has this name"
+    raise CurvescopeError(f"network({name!r})", rule, remedy=f"examples of known ones are {known}")
 
 
 def _widths(spec: NetworkSpec, text: str | None) -> tuple[int, ...]:
@@ -119,8 +119,8 @@ def _widths(spec: NetworkSpec, text: str | None) -> tuple[int, ...]:
             width, _, times = part.partition("^")
             layers = _positive(spec, int(times or 1))
             if len(widths) + layers > 1000:
-                msg = f"network({spec.name!r}): more than 1000 layers are certainly a mistake"
-                raise CurvescopeError(msg)
+                rule = "more than 1000 layers are certainly a mistake"
+                raise CurvescopeError(f"network({spec.name!r})", rule)
             widths += [_positive(spec, int(width))] * layers
     return tuple(widths)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.networks.spec import NetworkSpec
 
 
@@ -159,8 +159,8 @@ def preresnet(spec: NetworkSpec, depth: int) -> PreActivated:
     """
     blocks, rest = divmod(depth - 2, 9)
     if rest or blocks < 1:
-        msg = f"network({spec.name!r}): the depth must be 9n + 2, as 110 and 164 are, got {depth}"
-        raise CurvescopeError(msg)
+        rule = "the depth must be 9n + 2, as 110 and 164 are"
+        raise CurvescopeError(f"network({spec.name!r})", rule, given=depth)
     net = PreActivated(spec, bias=False)
     for stage, width in enumerate((16, 32, 64)):
         for block in range(blocks):
@@ -178,8 +178,8 @@ def wide_resnet(spec: NetworkSpec, depth: int, factor: int) -> PreActivated:
     """
     blocks, rest = divmod(depth - 4, 6)
     if rest or blocks < 1:
-        msg = f"network({spec.name!r}): the depth must be 6n + 4, as 28 is, got {depth}"
-        raise CurvescopeError(msg)
+        rule = "the depth must be 6n + 4, as 28 is"
+        raise CurvescopeError(f"network({spec.name!r})", rule, given=depth)
     net = PreActivated(spec, bias=True)
     for stage, width in enumerate((16 * factor, 32 * factor, 64 * factor)):
         for block in range(blocks):

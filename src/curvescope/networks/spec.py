@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 
 Layers = list[tuple[str, nn.Module]]
 
@@ -30,19 +30,17 @@ class NetworkSpec:
     def image(self) -> tuple[int, int, int]:
         """Channels, height and width of the input; refused where the input is not an image."""
         if len(self.inputs) != 3:
-            msg = (
-                f"network({self.name!r}): needs images, inputs=(channels, height, width), "
-                f"got {self.inputs}"
-            )
-            raise CurvescopeError(msg)
+            rule = "needs images, inputs=(channels, height, width)"
+            raise CurvescopeError(f"network({self.name!r})", rule, given=self.inputs)
         channels, height, width = self.inputs
         return channels, height, width
 
     def too_small(self, least: int) -> CurvescopeError:
         """The error for images that the pooling of a network would reduce to nothing."""
         return CurvescopeError(
-            f"network({self.name!r}): needs images of at least {least}×{least} pixels, "
-            f"got {self.inputs[1]}×{self.inputs[2]}"
+            f"network({self.name!r})",
+            f"needs images of at least {least}×{least} pixels",
+            given=f"{self.inputs[1]}×{self.inputs[2]}",
         )
 
 
