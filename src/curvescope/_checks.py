@@ -9,6 +9,7 @@ from curvescope.errors import CurvescopeError as CurvescopeError
 from curvescope.errors import Inapplicable as Inapplicable
 from curvescope.errors import MemoryLimitError as MemoryLimitError
 from curvescope.errors import ModelError as ModelError
+from curvescope.errors import mention
 
 if TYPE_CHECKING:  # the command line needs the errors before torch, which takes a second or two
     import torch
@@ -20,15 +21,11 @@ AnyFloat = Annotated[float, NOT_FINITE]
 """
 
 
-def _mention(name: str) -> str:
-    return f"`{name}`" if name.isidentifier() else name
-
-
 def one_of(where: str, name: str, value: str, choices: Iterable[str]) -> str:
     """Return ``value`` if it is one of ``choices``."""
     allowed = list(choices)
     if value not in allowed:
-        rule = f"{_mention(name)} must be one of {', '.join(map(repr, allowed))}"
+        rule = f"{mention(name)} must be one of {', '.join(map(repr, allowed))}"
         raise CurvescopeError(where, rule, given=repr(value))
     return value
 
@@ -36,7 +33,7 @@ def one_of(where: str, name: str, value: str, choices: Iterable[str]) -> str:
 def positive_int(where: str, name: str, value: int, minimum: int = 1) -> int:
     """Return ``value`` as an int that is at least ``minimum``."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < minimum:
-        rule = f"{_mention(name)} must be an integer of at least {minimum}"
+        rule = f"{mention(name)} must be an integer of at least {minimum}"
         raise CurvescopeError(where, rule, given=repr(value))
     return int(value)
 
@@ -45,10 +42,10 @@ def finite_float(where: str, name: str, value: float, minimum: float | None = No
     """Return ``value`` as a finite float, at least ``minimum`` where one is given."""
     number = float(value)
     if number != number or number in (float("inf"), float("-inf")):
-        rule = f"{_mention(name)} must be a finite number"
+        rule = f"{mention(name)} must be a finite number"
         raise CurvescopeError(where, rule, given=repr(value))
     if minimum is not None and number < minimum:
-        rule = f"{_mention(name)} must be at least {minimum}"
+        rule = f"{mention(name)} must be at least {minimum}"
         raise CurvescopeError(where, rule, given=repr(value))
     return number
 

@@ -73,6 +73,16 @@ def sentence(rule: str, given: str | None, remedy: str) -> str:
     return rule + ("" if given is None else f", got {given}") + (f"; {remedy}" if remedy else "")
 
 
+def mention(name: str) -> str:
+    """The name of an argument or setting as a rule or remedy mentions it.
+
+    >>> mention("recipe.lr"), mention("class 3")
+    ('`recipe.lr`', 'class 3')
+    """
+    mentioned = f"`{name}`"
+    return mentioned if MENTION.fullmatch(mentioned) else name
+
+
 def plain(text: str) -> str:
     """A text with its mentions of arguments as they stand in Python.
 

@@ -344,7 +344,7 @@ def test_an_unfinished_run_is_not_continued_unasked(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         train(model(), data(), RECIPES["sgd"], folder=tmp_path, tell=stop_after(9))
     before = snapshot(tmp_path)
-    with pytest.raises(CurvescopeError, match=r"unfinished run; resume=True \(--resume\)"):
+    with pytest.raises(CurvescopeError, match=r"unfinished run; resume=True continues"):
         train(model(), data(), RECIPES["sgd"], folder=tmp_path)
     assert snapshot(tmp_path) == before
 
@@ -456,8 +456,8 @@ def test_differences_are_found_at_every_depth() -> None:
     there = {"a": 1, "b": {"c": [1, 2], "d": None}}
     here = {"a": 1, "b": {"c": [1, 3]}, "e": "x"}
     assert differences(there, here) == [
-        "b.c is [1, 2] there and [1, 3] here",
-        "e is None there and 'x' here",
+        "`b.c` is [1, 2] there and [1, 3] here",
+        "`e` is None there and 'x' here",
     ]
     assert differences(there, json.loads(json.dumps(there))) == []
 

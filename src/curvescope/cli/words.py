@@ -18,6 +18,8 @@ _OPTIONS = {
     "TraceRegularizer(kind)": "trace_of",
     "TraceRegularizer(weight)": "trace_weight",
     "dataset(seed)": "data_seed",
+    "confidence.draws": "draw_delta",
+    "confidence.sample": "delta",
     "data.asked.seed": "data_seed",
     "folder": "out",
     "initial_state": "initial",

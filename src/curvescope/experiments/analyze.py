@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from curvescope import io
-from curvescope._checks import CurvescopeError, positive_int
+from curvescope._checks import positive_int
+from curvescope.errors import CurvescopeError
 from curvescope.experiments.configuration import Analysis, DataNote, ModelNote, Settings
 from curvescope.experiments.known import Summary
 from curvescope.experiments.stages import (
@@ -138,8 +139,7 @@ def _try_out(problem: Problem, test: Problem | None) -> None:
         try:
             test.value()
         except CurvescopeError as error:
-            msg = f"test data: {error}"
-            raise CurvescopeError(msg) from error
+            raise CurvescopeError("test data", error) from error
 
 
 Compute = Callable[[Context], Outcome[Any]]
@@ -182,8 +182,8 @@ def kind_of(stage: str) -> Any:
     """
     kind, dash, _ = stage.partition("-")
     if kind + dash not in _KINDS:
-        msg = f"analyze: there is no stage {stage!r}; remove it from the configuration"
-        raise CurvescopeError(msg)
+        rule = f"there is no stage {stage!r}"
+        raise CurvescopeError("analyze", rule, remedy="remove it from the configuration")
     return _KINDS[kind + dash]
 
 
@@ -215,11 +215,9 @@ def choose_layers(problem: Problem, layers: Sequence[str] | None) -> tuple[str, 
         return tuple(able)
     for name in layers:
         if name not in able:
-            msg = (
-                f"analyze(layers): {name!r} is no layer of a known kind with variables; "
-                f"such layers are {', '.join(able) or 'none'}"
-            )
-            raise CurvescopeError(msg)
+            rule = f"{name!r} is no layer of a known kind with variables"
+            remedy = f"such layers are {', '.join(able) or 'none'}"
+            raise CurvescopeError("analyze(layers)", rule, remedy=remedy)
     return tuple(name for name in able if name in layers)
 
 
@@ -251,8 +249,8 @@ def _contents(problem: Problem, name: str) -> DataNote:
     for index, batch in enumerate(problem.batches()):
         leaves = [t for t in pytree.tree_leaves((batch.inputs, batch.target)) if _is_tensor(t)]
         if not all(bool(leaf.isfinite().all()) for leaf in leaves):
-            msg = f"analyze: the data has NaN or infinite numbers, in batch {index}; remove them"
-            raise CurvescopeError(msg)
+            rule = f"the data has NaN or infinite numbers, in batch {index}"
+            raise CurvescopeError("analyze", rule, remedy="remove them")
         samples += next(len(leaf) for leaf in leaves if leaf.ndim)
     return DataNote(name, samples, problem.data_identity)
 

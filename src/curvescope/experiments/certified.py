@@ -16,11 +16,11 @@ import torch
 from torch import nn
 
 from curvescope import io
-from curvescope._checks import CurvescopeError
 from curvescope.certificates import Certificate, Progress, certify
 from curvescope.certificates.certificate import posterior_file, refuse_others
 from curvescope.certificates.prior import State
 from curvescope.certificates.request import Request, describe
+from curvescope.errors import CurvescopeError
 from curvescope.experiments.lock import locked
 from curvescope.experiments.store import claimed
 from curvescope.training.folder import differences
@@ -105,8 +105,8 @@ def _finished(
     )
     wrong = [f"{check.what}: {check.detail}" for check in result.checks if not check.passed]
     if wrong:
-        msg = f"{str(place)!r}: holds a certificate that is refuted ({wrong[0]}); {_REMEDY}"
-        raise CurvescopeError(msg)
+        rule = f"holds a certificate that is refuted ({wrong[0]})"
+        raise CurvescopeError(repr(str(place)), rule, remedy=_REMEDY)
     return True
 
 
@@ -136,11 +136,8 @@ def _compare(where: Path, there: Request, here: Request, what: str) -> None:
     different = differences(io.encode(there)[0], io.encode(here)[0])
     if different:
         more = f"; and {len(different) - 6} more" if len(different) > 6 else ""
-        msg = (
-            f"{str(where)!r}: holds {what} of another configuration ({'; '.join(different[:6])}"
-            f"{more}); {_REMEDY}"
-        )
-        raise CurvescopeError(msg)
+        rule = f"holds {what} of another configuration ({'; '.join(different[:6])}{more})"
+        raise CurvescopeError(repr(str(where)), rule, remedy=_REMEDY)
 
 
 def _clear(folder: Path) -> None:

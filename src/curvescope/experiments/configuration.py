@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from curvescope._checks import CurvescopeError, finite_float, positive_int
+from curvescope._checks import finite_float, positive_int
+from curvescope.errors import CurvescopeError
 
 _LONGEST = 200
 _STAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.~-]*")
@@ -86,5 +87,5 @@ class Analysis:
     def __post_init__(self) -> None:
         for name in self.stages:
             if not _STAGE.fullmatch(name) or len(name) > _LONGEST:
-                msg = f"Analysis: a stage has the name of a folder of its own, got {name[:40]!r}"
-                raise CurvescopeError(msg)
+                rule = "a stage has the name of a folder of its own"
+                raise CurvescopeError("Analysis", rule, given=repr(name[:40]))

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from curvescope import io
-from curvescope._checks import CurvescopeError
 from curvescope.data import Dataset, dataset
+from curvescope.errors import CurvescopeError
 from curvescope.networks.names import network
 from curvescope.problem.losses import Loss
 from curvescope.training.weights import load_weights
@@ -69,15 +69,13 @@ def load_model(text: str, data: Any = None) -> nn.Module:
     if ":" in text:
         model = _call(where, _find(where, text))
         if not isinstance(model, nn.Module):
-            msg = f"{where}: must return a torch.nn.Module, got {type(model).__name__}"
-            raise CurvescopeError(msg)
+            rule = "must return a torch.nn.Module"
+            raise CurvescopeError(where, rule, given=type(model).__name__)
         return model
     if not isinstance(data, Dataset):
-        msg = (
-            f"{where}: a network by its name needs --data by its name too; code is named as "
-            "package.module:function or file.py:function"
-        )
-        raise CurvescopeError(msg)
+        rule = "a network by its name needs --data by its name too"
+        remedy = "code is named as package.module:function or file.py:function"
+        raise CurvescopeError(where, rule, remedy=remedy)
     return network(text, data.input_shape, data.classes)
 
 
@@ -100,11 +98,9 @@ def load_loss(text: str) -> str | nn.Module | Callable[..., Tensor] | Loss:
 def read_weights(path: Path, model: nn.Module) -> None:
     """Put the weights of a safetensors file, and nothing else, into ``model``."""
     if path.suffix in _FOREIGN_WEIGHTS:
-        msg = (
-            f"--weights {str(path)!r}: only safetensors files are read, since others can execute "
-            'code; save with safetensors.torch.save_file(model.state_dict(), "weights.safetensors")'
-        )
-        raise CurvescopeError(msg)
+        rule = "only safetensors files are read, since others can execute code"
+        remedy = 'save with safetensors.torch.save_file(model.state_dict(), "weights.safetensors")'
+        raise CurvescopeError(f"--weights {str(path)!r}", rule, remedy=remedy)
     load_weights(path, model)
 
 
@@ -159,11 +155,11 @@ def choose_samples(data: Any, samples: int, generator: torch.Generator) -> tuple
         or len(pair) != 2
         or not all(isinstance(part, Tensor) for part in pair)
     ):
-        msg = (
-            f"--samples {samples}: needs data in memory, a pair of tensors or a data set, got "
-            f"{type(data).__name__}; let the loader itself take fewer"
+        rule = "needs data in memory, a pair of tensors or a data set"
+        remedy = "let the loader itself take fewer"
+        raise CurvescopeError(
+            f"--samples {samples}", rule, given=type(data).__name__, remedy=remedy
         )
-        raise CurvescopeError(msg)
     X, y = pair
     if samples >= len(y):
         return X, y
@@ -184,8 +180,8 @@ def choose_device(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        msg = f"--device {name!r} cannot be used ({reason}); use auto or cpu"
-        raise CurvescopeError(msg) from None
+        rule = f"cannot be used ({reason})"
+        raise CurvescopeError(f"--device {name!r}", rule, remedy="use auto or cpu") from None
     return device
 
 
@@ -203,15 +199,14 @@ def _find(where: str, text: str) -> Any:
     except (Exception, SystemExit) as error:
         reason = f"{type(error).__name__}: {error}"
         absent = isinstance(error, ModuleNotFoundError | FileNotFoundError)
-        advice = "; run from the folder it lies in" if absent else ""
-        msg = f"{where}: {place!r} cannot be imported ({reason}){advice}"
-        raise CurvescopeError(msg) from error
+        remedy = "run from the folder it lies in" if absent else None
+        rule = f"{place!r} cannot be imported ({reason})"
+        raise CurvescopeError(where, rule, remedy=remedy) from error
     found = module
     for part in name.split("."):
         found = getattr(found, part, None)
         if found is None:
-            msg = f"{where}: {place!r} has no {name!r}"
-            raise CurvescopeError(msg)
+            raise CurvescopeError(where, f"{place!r} has no {name!r}")
     return found
 
 
@@ -231,8 +226,7 @@ def _module(place: str) -> Any:
     path = Path(place)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None or not path.is_file():
-        msg = f"{place!r}: there is no such file"
-        raise CurvescopeError(msg)
+        raise CurvescopeError(repr(place), "there is no such file")
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)
     spec.loader.exec_module(module)
@@ -241,8 +235,7 @@ def _module(place: str) -> Any:
 
 def _call(where: str, function: Any, **arguments: Any) -> Any:
     if not callable(function):
-        msg = f"{where}: must be a function, got {type(function).__name__}"
-        raise CurvescopeError(msg)
+        raise CurvescopeError(where, "must be a function", given=type(function).__name__)
     try:
         with _alone(where):
             return function(**arguments)
@@ -250,8 +243,8 @@ def _call(where: str, function: Any, **arguments: Any) -> Any:
         raise
     except (Exception, SystemExit) as error:
         reason = f"{type(error).__name__}: {error}"
-        msg = f"{where}: failed when called ({reason}); it is called without arguments"
-        raise CurvescopeError(msg) from error
+        rule = f"failed when called ({reason})"
+        raise CurvescopeError(where, rule, remedy="it is called without arguments") from error
 
 
 # Arrays ---------------------------------------------------------------------------------
@@ -259,14 +252,12 @@ def _call(where: str, function: Any, **arguments: Any) -> Any:
 
 def _arrays(where: str, path: Path) -> Splits:
     if not path.exists():
-        msg = f"{where}: there is no such file"
-        raise CurvescopeError(msg)
+        raise CurvescopeError(where, "there is no such file")
     arrays = io.read_arrays(path, where, ("X", "y", "X_test", "y_test"))
     train = _pair(where, arrays, "")
     if train is None:
         there = ", ".join(io.array_headers(path, where)) or "none"
-        msg = f"{where}: needs the arrays X and y, got {there}"
-        raise CurvescopeError(msg)
+        raise CurvescopeError(where, "needs the arrays X and y", given=there)
     return Splits(train, _pair(where, arrays, "_test"), path.name)
 
 
@@ -275,19 +266,15 @@ def _pair(where: str, arrays: Mapping[str, Any], ending: str) -> tuple[Tensor, T
         return None
     X, y = arrays[f"X{ending}"], arrays[f"y{ending}"]
     if X.dtype.kind != "f" and X.dtype != np.int64:
-        msg = (
-            f"{where}: X{ending} must be floating point (or int64 tokens), got {X.dtype}; scale it "
-            "as the model expects it and save it again"
-        )
-        raise CurvescopeError(msg)
+        rule = f"X{ending} must be floating point (or int64 tokens)"
+        remedy = "scale it as the model expects it and save it again"
+        raise CurvescopeError(where, rule, given=X.dtype, remedy=remedy)
     if X.ndim < 1 or y.ndim < 1 or len(X) != len(y) or len(X) == 0:
-        msg = f"{where}: X{ending} and y{ending} need as many rows, got {X.shape} and {y.shape}"
-        raise CurvescopeError(msg)
+        rule = f"X{ending} and y{ending} need as many rows"
+        raise CurvescopeError(where, rule, given=f"{X.shape} and {y.shape}")
     if y.dtype.kind not in "fiub":
-        msg = (
-            f"{where}: y{ending} must be numbers, classes from 0 on or real targets, got "
-            f"{y.dtype}; number the classes and save it again"
-        )
-        raise CurvescopeError(msg)
+        rule = f"y{ending} must be numbers, classes from 0 on or real targets"
+        remedy = "number the classes and save it again"
+        raise CurvescopeError(where, rule, given=y.dtype, remedy=remedy)
     targets = torch.from_numpy(y if y.dtype.kind == "f" else y.astype(np.int64))
     return torch.from_numpy(X), targets

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 
 _TRIES, _PAUSE = 3, 0.05
 """Someone who only looks (:func:`busy`) holds a lock for an instant."""
@@ -48,15 +48,13 @@ def locked(folder: Path) -> Iterator[None]:
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NONBLOCK", 0)
         handle = os.open(folder / ".lock", flags, 0o644)
     except OSError as error:
-        msg = f"{str(folder)!r}: cannot be written ({error.strerror}); name another folder"
-        raise CurvescopeError(msg) from None
+        rule = f"cannot be written ({error.strerror})"
+        raise CurvescopeError(repr(str(folder)), rule, remedy="name another folder") from None
     try:
         if not _taken(handle) or _replaced(handle, folder / ".lock"):
-            msg = (
-                f"{str(folder)!r}: another process is working here; wait for its end, or name "
-                "another folder"
-            )
-            raise CurvescopeError(msg)
+            rule = "another process is working here"
+            remedy = "wait for its end, or name another folder"
+            raise CurvescopeError(repr(str(folder)), rule, remedy=remedy)
         yield
     finally:
         os.close(handle)
@@ -127,8 +125,9 @@ def held(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        msg = f"{str(folder)!r}: cannot be made ({error.strerror}); name another folder with --out"
-        raise CurvescopeError(msg) from None
+        rule = f"cannot be made ({error.strerror})"
+        remedy = "name another folder with --out"
+        raise CurvescopeError(repr(str(folder)), rule, remedy=remedy) from None
     try:
         with locked(folder):
             try:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from curvescope import io
-from curvescope._checks import CurvescopeError
 from curvescope._state import evaluated
+from curvescope.errors import CurvescopeError
 from curvescope.experiments import known as best
 from curvescope.experiments import load, trained
 from curvescope.experiments.configuration import Analysis
@@ -132,12 +132,11 @@ def _config(folder: Path) -> Training | None:
     """The configuration of a training; None for an analysis."""
     where = f"compare {str(folder)!r}"
     if not (folder / "config.json").exists():
-        msg = f"{where}: is not the folder of a run; make one with curvescope train or analyze"
-        raise CurvescopeError(msg)
+        rule = "is not the folder of a run"
+        raise CurvescopeError(where, rule, remedy="make one with curvescope train or analyze")
     kind = io.header(io.read_json(folder / "config.json"))
     if kind not in (Analysis.__name__, Training.__name__):
-        msg = f"{where}: is neither a training nor an analysis, but something else"
-        raise CurvescopeError(msg)
+        raise CurvescopeError(where, "is neither a training nor an analysis, but something else")
     return None if kind == Analysis.__name__ else TrainingFolder(folder).config
 
 
@@ -154,11 +153,9 @@ def _of_analysis(folder: Path, shown: Path) -> MeasuredRun:
     run = RunDirectory(folder)
     measured = stage.sharpness_of(run)
     if measured is None:
-        msg = (
-            f"compare {str(folder)!r}: the analysis has not measured the sharpness yet; go on with "
-            "curvescope analyze"
-        )
-        raise CurvescopeError(msg)
+        rule = "the analysis has not measured the sharpness yet"
+        remedy = "go on with curvescope analyze"
+        raise CurvescopeError(f"compare {str(folder)!r}", rule, remedy=remedy)
     above = folder.resolve().parent
     config = _config(above) if (above / "config.json").exists() else None
     known = {} if config is None else _training(config)

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from curvescope import io
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.experiments.checks import Check
 from curvescope.experiments.configuration import Analysis
 from curvescope.experiments.environment import environment
@@ -84,11 +84,9 @@ class RunDirectory:
     def __init__(self, path: io.PathLike) -> None:
         self.path = Path(path)
         if not (self.path / "config.json").exists():
-            msg = (
-                f"RunDirectory({str(path)!r}): holds no analysis; make one with curvescope analyze "
-                "--out DIR"
-            )
-            raise CurvescopeError(msg)
+            rule = "holds no analysis"
+            remedy = "make one with curvescope analyze --out DIR"
+            raise CurvescopeError(f"RunDirectory({str(path)!r})", rule, remedy=remedy)
         self.config = io.load(self.path / "config.json", Analysis, remedy="analyze again")
         self._identity = io.pack(self.config)["checksum"]
 
@@ -127,13 +125,13 @@ class RunDirectory:
         """
         if not self.has(name):
             done = ", ".join(self.stages) or "none"
-            msg = f"{self._where(name)}: is not finished; finished are: {done}"
-            raise CurvescopeError(msg)
+            remedy = f"finished are: {done}"
+            raise CurvescopeError(self._where(name), "is not finished", remedy=remedy)
         remedy = f"remove {str(self.folder(name))!r} and analyze again"
         stage = io.load(self._file(name), Stage[kind], remedy=remedy)  # type: ignore[valid-type]
         if (stage.name, stage.run) != (name, self._identity):
-            msg = f"{self._where(name)}: belongs to another stage or another analysis; {remedy}"
-            raise CurvescopeError(msg)
+            rule = "belongs to another stage or another analysis"
+            raise CurvescopeError(self._where(name), rule, remedy=remedy)
         return stage
 
     def result(self, name: str, kind: type[T]) -> T:
@@ -148,7 +146,7 @@ class RunDirectory:
         return self.folder(name) / "result.json"
 
     def _where(self, name: str) -> str:
-        return f"RunDirectory({str(self.path)!r}).stage({name!r})"
+        return f"{str(self.path)!r}, stage {name!r}"
 
 
 class OpenRun(RunDirectory):
@@ -189,11 +187,12 @@ class OpenRun(RunDirectory):
         except OSError as error:
             if error.filename is not None and not Path(str(error.filename)).is_relative_to(folder):
                 raise  # not ours: the user's data, say
-            msg = (
-                f"{str(folder)!r}: cannot be written ({error.strerror or error}); make room or "
-                "check its permissions, then run the same again: finished stages are kept"
-            )
-            raise CurvescopeError(msg) from None
+            raise CurvescopeError(
+                repr(str(folder)),
+                f"cannot be written ({error.strerror or error})",
+                remedy="make room or check its permissions, then run the same again: finished "
+                "stages are kept",
+            ) from None
         finished = datetime.now(timezone.utc).isoformat(timespec="seconds")
         stage = Stage(
             name, self._identity, outcome.result, outcome.checks, seed, seconds, finished,
@@ -250,8 +249,9 @@ def claimed(path: io.PathLike, config: Any) -> Iterator[Path]:
         _refuse_foreign(place, config)
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        msg = f"{str(place)!r}: cannot be used ({error.strerror}); name another folder with --out"
-        raise CurvescopeError(msg) from None
+        rule = f"cannot be used ({error.strerror})"
+        remedy = "name another folder with --out"
+        raise CurvescopeError(repr(str(place)), rule, remedy=remedy) from None
     with locked(place):
         _refuse_foreign(place, config)  # another process may have been quicker
         io.remove_parts(place, place / "figures")
@@ -264,18 +264,14 @@ def _refuse_foreign(place: Path, config: Any) -> None:
     """Refuse a folder that is not ours, before anything is changed."""
     where = f"{str(place)!r}"
     if place.exists() and not place.is_dir():
-        msg = f"{where}: is a file; name a folder with --out"
-        raise CurvescopeError(msg)
+        raise CurvescopeError(where, "is a file", remedy="name a folder with --out")
     if (place / "config.json").exists():
         there = io.load(place / "config.json", type(config), remedy=_OTHERS)
         different = differences(io.encode(there)[0], io.encode(config)[0])
         if different:
             more = f"; and {len(different) - 6} more" if len(different) > 6 else ""
-            msg = (
-                f"{where}: holds a run with another configuration ({'; '.join(different[:6])}"
-                f"{more}); {_OTHERS}"
-            )
-            raise CurvescopeError(msg)
+            rule = f"holds a run with another configuration ({'; '.join(different[:6])}{more})"
+            raise CurvescopeError(where, rule, remedy=_OTHERS)
     elif place.is_dir() and not set(place.iterdir()) <= {place / ".lock", *io.part_files(place)}:
-        msg = f"{where}: is neither empty nor a run directory; name another folder with --out"
-        raise CurvescopeError(msg)
+        rule = "is neither empty nor a run directory"
+        raise CurvescopeError(where, rule, remedy="name another folder with --out")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from torch import nn
 
-from curvescope._checks import CurvescopeError
 from curvescope.data.normalize import KINDS
+from curvescope.errors import CurvescopeError
 from curvescope.experiments.load import Splits
 from curvescope.experiments.training import NamedData, named_data
 from curvescope.training.folder import TrainingFolder
@@ -23,21 +23,18 @@ def finished_run(folder: Path) -> TrainingFolder:
     Raises:
         CurvescopeError: If the folder holds none, or one that is unfinished or diverged.
     """
-    where = f"--run {str(folder)!r}"
+    where = repr(str(folder))
     if not (folder / "config.json").exists():
-        msg = f"{where}: is not the folder of a training run; make one with curvescope train"
-        raise CurvescopeError(msg)
+        rule = "is not the folder of a training run"
+        raise CurvescopeError(where, rule, remedy="make one with curvescope train")
     run = TrainingFolder(folder)
     end = run.result()
     if end is not None and end.diverged is not None:
-        msg = (
-            f"{where}: the training diverged in epoch {end.diverged}; train again with a smaller "
-            "--lr"
-        )
-        raise CurvescopeError(msg)
+        rule = f"the training diverged in epoch {end.diverged}"
+        raise CurvescopeError(where, rule, remedy="train again with a smaller --lr")
     if not (folder / "weights" / "final.safetensors").exists():
-        msg = f"{where}: has no final weights; finish it with curvescope train --resume"
-        raise CurvescopeError(msg)
+        rule = "has no final weights"
+        raise CurvescopeError(where, rule, remedy="finish it with curvescope train --resume")
     return run
 
 
@@ -66,18 +63,16 @@ def load_run_data(folder: Path, *, root: Path | None = None, seed: int | None = 
         CurvescopeError: If nothing under this name has the same contents.
     """
     noted = finished_run(folder).config.data
-    where = f"--run {str(folder)!r}"
+    where = repr(str(folder))
     if not noted.name:
-        msg = f"{where}: was trained on data without a name; name it with --data"
-        raise CurvescopeError(msg)
+        rule = "was trained on data without a name"
+        raise CurvescopeError(where, rule, remedy="name it with --data")
     for found in _candidates(noted, noted.name, root, seed):
         if describe(found, found.tensors).sha256 == noted.sha256:
             return Splits(found.train, found.test, noted.name)
-    msg = (
-        f"{where}: the data found as {noted.name!r} is not what it was trained on; give --root or "
-        "--data-seed as in training, or name the data with --data"
-    )
-    raise CurvescopeError(msg)
+    rule = f"the data found as {noted.name!r} is not what it was trained on"
+    remedy = "give --root or --data-seed as in training, or name the data with --data"
+    raise CurvescopeError(where, rule, remedy=remedy)
 
 
 def _candidates(

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 from torch import Tensor, nn
 
 from curvescope import io
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError, mention
 from curvescope.training.records import Epoch, Result, Training
 from curvescope.training.weights import load_weights, save_weights
 
@@ -65,8 +65,8 @@ class TrainingFolder:
         epochs, result = epochs_of(self.path, self._owner), self.result()
         if result is not None and len(epochs) != done_of(self.config, result):
             damage = "metrics.jsonl lacks epochs or has too many"
-            msg = f"{str(self.path)!r}: is damaged, {damage}; train again"
-            raise CurvescopeError(msg)
+            rule = f"is damaged, {damage}"
+            raise CurvescopeError(repr(str(self.path)), rule, remedy="train again")
         return epochs
 
     def weights(self, name: str) -> Path:
@@ -102,31 +102,28 @@ class RunFolder:
     def _check(self, resume: bool) -> None:
         where = f"train(folder={str(self.path)!r})"
         if self.path.exists() and not self.path.is_dir():
-            msg = f"{where}: is a file; name a folder"
-            raise CurvescopeError(msg)
+            raise CurvescopeError(where, "is a file", remedy="name a folder")
         if not self.path.is_dir():
             return
         if not (self.path / "config.json").exists():
             # A kill before the configuration was there leaves at most the folder for weights.
             if all(_is_ours(entry) for entry in self.path.iterdir()):
                 return
-            msg = f"{where}: is neither empty nor the folder of a run; name another one"
-            raise CurvescopeError(msg)
+            rule = "is neither empty nor the folder of a run"
+            raise CurvescopeError(where, rule, remedy="name another one")
         remedy = "name another folder, or remove this one"
         there = io.load(self.path / "config.json", Training, remedy=remedy)
         different = differences(io.encode(there)[0], io.encode(self._config)[0])
         if different:
-            msg = (
-                f"{where}: holds a run with another configuration ({'; '.join(different[:6])}); "
-                f"{remedy}"
+            raise CurvescopeError(
+                where,
+                f"holds a run with another configuration ({'; '.join(different[:6])})",
+                remedy=remedy,
+                remedy_cli="name another folder with --out, or remove it",
             )
-            raise CurvescopeError(msg)
         if not resume and not self.finished:
-            msg = (
-                f"{where}: holds an unfinished run; resume=True (--resume) continues it, another "
-                "folder starts anew"
-            )
-            raise CurvescopeError(msg)
+            remedy = "`resume=True` continues it, another folder starts anew"
+            raise CurvescopeError(where, "holds an unfinished run", remedy=remedy)
 
     @property
     def finished(self) -> bool:
@@ -160,8 +157,8 @@ class RunFolder:
         try:
             (self.path / "weights").mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            msg = f"train(folder={str(self.path)!r}): cannot be made ({error.strerror})"
-            raise CurvescopeError(msg) from None
+            rule = f"cannot be made ({error.strerror})"
+            raise CurvescopeError(f"train(folder={str(self.path)!r})", rule) from None
         io.remove_parts(self.path, self.path / "weights")
         if not (self.path / "config.json").exists():
             io.save(self.path / "config.json", self._config)
@@ -214,8 +211,9 @@ class RunFolder:
 
     def refuse(self, damage: str) -> NoReturn:
         """Say that there are files which a run cannot have left."""
-        msg = f"train(folder={str(self.path)!r}): is damaged, {damage}; start in another folder"
-        raise CurvescopeError(msg)
+        rule = f"is damaged, {damage}"
+        remedy = "start in another folder"
+        raise CurvescopeError(f"train(folder={str(self.path)!r})", rule, remedy=remedy)
 
     def finish(self, result: Result) -> None:
         """Write the result, then remove the state."""
@@ -250,16 +248,16 @@ def epochs_of(folder: Path, owner: str, *, until: int | None = None) -> list[Epo
         return []
     epochs = io.load_lines(log, Epoch, owner=owner, until=until, remedy="train again")
     if [epoch.epoch for epoch in epochs] != list(range(1, len(epochs) + 1)):
-        msg = f"{str(log)!r}: is damaged, an epoch is missing or stands there twice; train again"
-        raise CurvescopeError(msg)
+        rule = "is damaged, an epoch is missing or stands there twice"
+        raise CurvescopeError(repr(str(log)), rule, remedy="train again")
     return epochs
 
 
 def _check_weights(file: Path, owner: str, epoch: int) -> None:
     notes = io.read_notes(file)
     if (notes.get("run"), notes.get("epoch")) != (owner, epoch):
-        msg = f"{str(file)!r}: is of another run or another epoch; train again"
-        raise CurvescopeError(msg)
+        rule = "is of another run or another epoch"
+        raise CurvescopeError(repr(str(file)), rule, remedy="train again")
 
 
 def _is_ours(entry: Path) -> bool:
@@ -269,10 +267,10 @@ def _is_ours(entry: Path) -> bool:
 
 
 def differences(there: Any, here: Any, name: str = "") -> list[str]:
-    """Where two configurations differ, in words.
+    """Where two configurations differ, in words for the rule of an error.
 
     >>> differences({"lr": 0.1, "data": {"n": 5}}, {"lr": 0.2, "data": {"n": 5}})
-    ['lr is 0.1 there and 0.2 here']
+    ['`lr` is 0.1 there and 0.2 here']
     """
     if isinstance(there, dict) and isinstance(here, dict):
         return [
@@ -280,4 +278,4 @@ def differences(there: Any, here: Any, name: str = "") -> list[str]:
             for key in dict.fromkeys([*there, *here])
             for line in differences(there.get(key), here.get(key), f"{name}.{key}".lstrip("."))
         ]
-    return [] if there == here else [f"{name} is {there!r} there and {here!r} here"]
+    return [] if there == here else [f"{mention(name)} is {there!r} there and {here!r} here"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.problem.losses import Loss
 from curvescope.training.objective import Penalty, outputs_and_penalty, right_answers
 from curvescope.training.optimizers import IterateAverage, Optimizer
@@ -47,8 +47,8 @@ class Learner:
         self.loss = recipe.minimized("train") if loss is None else loss
         trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not trainable:
-            msg = "train: no parameter of the model requires a gradient; there is nothing to train"
-            raise CurvescopeError(msg)
+            rule = "no parameter of the model requires a gradient"
+            raise CurvescopeError("train", rule, remedy="there is nothing to train")
         self._names, self.parameters = list(trainable), list(trainable.values())
         self.optimizer = Optimizer(recipe, self.parameters)
         averages = recipe.average_from is not None

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from curvescope import _state, io
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.problem.losses import Loss, as_loss
 from curvescope.training.engine import make_engine
 from curvescope.training.folder import RunFolder
@@ -204,29 +204,27 @@ def _check(
 ) -> tuple[torch.device, torch.dtype]:
     counts = {len(models), len(recipes), len(models if folders is None else folders)}
     if not models or len(counts) > 1:
-        msg = (
-            f"{where}: needs a recipe, and a folder if any, for each of at least one model, got "
-            f"{len(models)} models, {len(recipes)} recipes, {len(folders or ())} folders"
+        raise CurvescopeError(
+            where,
+            "needs a recipe, and a folder if any, for each of at least one model",
+            given=f"{len(models)} models, {len(recipes)} recipes, {len(folders or ())} folders",
         )
-        raise CurvescopeError(msg)
     if len({(recipe.epochs, recipe.batch_size) for recipe in recipes}) > 1:
-        msg = f"{where}: runs side by side must have the same epochs and batch_size"
-        raise CurvescopeError(msg)
+        raise CurvescopeError(where, "runs side by side must have the same epochs and batch_size")
     if len({id(model) for model in models}) < len(models):
-        msg = f"{where}: every run needs a model of its own; copy it with copy.deepcopy(model)"
-        raise CurvescopeError(msg)
+        rule = "every run needs a model of its own"
+        raise CurvescopeError(where, rule, remedy="copy it with copy.deepcopy(model)")
     if folders and len({str(folder) for folder in folders}) < len(models):
-        msg = f"{where}: every run needs a folder of its own"
-        raise CurvescopeError(msg)
+        raise CurvescopeError(where, "every run needs a folder of its own")
     homes = {home(where, model) for model in models}
     if len(homes) > 1:
-        msg = f"{where}: all models must share one device and one dtype, got {len(homes)} kinds"
-        raise CurvescopeError(msg)
+        rule = "all models must share one device and one dtype"
+        raise CurvescopeError(where, rule, given=f"{len(homes)} kinds")
     for model in models:
         for name, parameter in model.named_parameters():
             if not bool(parameter.isfinite().all()):
-                msg = f"{where}: {name} contains NaN or infinity; initialize the model anew"
-                raise CurvescopeError(msg)
+                rule = f"{name} contains NaN or infinity"
+                raise CurvescopeError(where, rule, remedy="initialize the model anew")
     return homes.pop()
 
 
@@ -239,11 +237,8 @@ def _check_randomness(models: Sequence[nn.Module], penalty: Penalty | None) -> N
         for module in model.modules()
     )
     if draws and len(models) > 1:
-        msg = (
-            "train_many: dropout, or a penalty that draws random numbers, cannot be shared side by "
-            "side; train one model after the other"
-        )
-        raise CurvescopeError(msg)
+        rule = "dropout, or a penalty that draws random numbers, cannot be shared side by side"
+        raise CurvescopeError("train_many", rule, remedy="train one model after the other")
 
 
 @contextmanager

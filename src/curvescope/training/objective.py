@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from curvescope._checks import AnyFloat, CurvescopeError
+from curvescope._checks import AnyFloat
 from curvescope._state import held
+from curvescope.errors import CurvescopeError
 from curvescope.problem.losses import Loss, as_loss
 
 Penalty = Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -82,8 +83,8 @@ def as_tensors(
     pair = getattr(data, "tensors", data)
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         got = type(data).__name__
-        msg = f"{where}: data must be a pair of tensors (X, y) or a data set, got {got}"
-        raise CurvescopeError(msg)
+        rule = "`data` must be a pair of tensors (X, y) or a data set"
+        raise CurvescopeError(where, rule, given=got)
     X, y = pair
     if not isinstance(X, Tensor) or not isinstance(y, Tensor):
         rule = "inputs and targets must be tensors"
@@ -193,13 +194,12 @@ def home(where: str, model: nn.Module) -> tuple[torch.device, torch.dtype]:
     """The one device and the one floating-point type of all parameters."""
     parameters = list(model.parameters())
     if not parameters:
-        msg = f"{where}: the model has no parameters"
-        raise CurvescopeError(msg)
+        raise CurvescopeError(where, "the model has no parameters")
     kinds = {(p.device, p.dtype) for p in parameters}
     if len(kinds) > 1:
         found = ", ".join(sorted(f"{dtype} on {device}" for device, dtype in kinds))
-        msg = f"{where}: all parameters must share one device and one dtype, got {found}"
-        raise CurvescopeError(msg)
+        rule = "all parameters must share one device and one dtype"
+        raise CurvescopeError(where, rule, given=found)
     return kinds.pop()
 
 

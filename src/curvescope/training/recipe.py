@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from curvescope import _checks
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.problem.losses import BY_NAME, Loss, as_loss
 
 OPTIMIZERS = ("sgd", "adam", "adamw", "gadam")
@@ -71,16 +71,13 @@ class Recipe:
         if self.loss is not None:
             _checks.one_of(where, "loss", self.loss, BY_NAME)
         if self.momentum >= 1 or (self.momentum and self.optimizer != "sgd"):
-            msg = (
-                f"{where}: momentum is for optimizer='sgd' and less than 1, got {self.momentum} "
-                f"for {self.optimizer!r}"
-            )
-            raise CurvescopeError(msg)
+            rule = "`momentum` is for `optimizer='sgd'` and less than 1"
+            raise CurvescopeError(where, rule, given=f"{self.momentum} for {self.optimizer!r}")
         self._check_averaging(where)
         kept = [_checks.positive_int(where, "each of `checkpoints`", e) for e in self.checkpoints]
         if any(epoch > self.epochs for epoch in kept):
-            msg = f"{where}: checkpoints must not lie after epoch {self.epochs}, got {max(kept)}"
-            raise CurvescopeError(msg)
+            rule = f"`checkpoints` must not lie after epoch {self.epochs}"
+            raise CurvescopeError(where, rule, given=max(kept))
         self._set("checkpoints", tuple(sorted(set(kept))))
 
     def _set(self, name: str, value: object) -> None:
@@ -94,19 +91,15 @@ class Recipe:
         ]
         if self.average_from is None:
             if needed:
-                msg = (
-                    f"{where}: {needed[0]} needs average_from, the epoch after which weights are "
-                    "averaged"
+                raise CurvescopeError(
+                    where,
+                    f"{needed[0]} needs `average_from`, the epoch after which weights are averaged",
                 )
-                raise CurvescopeError(msg)
             return
         self._set("average_from", _checks.positive_int(where, "average_from", self.average_from, 0))
         if self.average_from >= self.epochs:
-            msg = (
-                f"{where}: average_from must be less than epochs={self.epochs}, "
-                f"got {self.average_from}"
-            )
-            raise CurvescopeError(msg)
+            rule = f"`average_from` must be less than `epochs={self.epochs}`"
+            raise CurvescopeError(where, rule, given=self.average_from)
 
     def rate(self, epoch: int) -> float:
         """The learning rate of the ``epoch``-th epoch, counted from 1.

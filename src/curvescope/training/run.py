@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from curvescope import _random
-from curvescope._checks import CurvescopeError
 from curvescope._state import held
+from curvescope.errors import CurvescopeError
 from curvescope.identity import digest
 from curvescope.networks.spec import NetworkSpec
 from curvescope.problem.losses import Loss
@@ -242,8 +242,8 @@ def refuse_lonely_samples(where: str, model: nn.Module, samples: int, batch_size
     trained = [m for m in model.modules() if m.training or not model.training]
     has_norms = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in trained)
     if has_norms and (samples - 1) % batch_size == 0:
-        msg = (
-            f"{where}: {samples} samples in batches of {batch_size} leave one sample alone, which "
-            "a batch norm cannot train on; choose another batch_size"
+        rule = (
+            f"{samples} samples in batches of {batch_size} leave one sample alone, which a batch "
+            "norm cannot train on"
         )
-        raise CurvescopeError(msg)
+        raise CurvescopeError(where, rule, remedy="choose another `batch_size`")

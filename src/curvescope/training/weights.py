@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from curvescope import io
-from curvescope._checks import CurvescopeError
 from curvescope._state import evaluated
+from curvescope.errors import CurvescopeError
 from curvescope.networks.names import network
 from curvescope.networks.spec import NetworkSpec
 
@@ -70,8 +70,8 @@ def load_weights(path: io.PathLike, model: nn.Module) -> dict[str, Any]:
     _compare(where, tensors, own, notes)
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            msg = f"{where}: {name} contains NaN or infinity; these weights are of no use"
-            raise CurvescopeError(msg)
+            rule = f"{name} contains NaN or infinity"
+            raise CurvescopeError(where, rule, remedy="these weights are of no use")
     for name, tensor in tensors.items():
         own[name].copy_(tensor)
     return notes
@@ -98,11 +98,9 @@ def load_network(path: io.PathLike) -> nn.Module:
     try:
         spec = io.decode(NetworkSpec, io.notes_of(metadata).get("network"))
     except CurvescopeError:
-        msg = (
-            f"{where}: the file does not say which network it belongs to; make the model and use "
-            "load_weights(path, model)"
-        )
-        raise CurvescopeError(msg) from None
+        rule = "the file does not say which network it belongs to"
+        remedy = "make the model and use load_weights(path, model)"
+        raise CurvescopeError(where, rule, remedy=remedy, remedy_cli="") from None
     model = network(spec.name, spec.inputs, spec.classes, init=spec.init)
     types = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
     if len(types) == 1:
@@ -121,8 +119,8 @@ def _file(where: str, path: io.PathLike) -> Path:
         what = "a training run without final weights"
         if not (place / "weights").is_dir():
             what = "a folder, but not that of a training run"
-        msg = f"{where}: is {what}; name a .safetensors file or the folder of a finished run"
-        raise CurvescopeError(msg)
+        remedy = "name a .safetensors file or the folder of a finished run"
+        raise CurvescopeError(where, f"is {what}", remedy=remedy)
     return final
 
 
@@ -144,8 +142,7 @@ def _compare(
         difference = f"{wrong[0]!r} is {shapes[0]} in the file and {shapes[1]} in the model"
     else:
         return
-    msg = f"{where}: the weights are of another architecture{named}, {difference}"
-    raise CurvescopeError(msg)
+    raise CurvescopeError(where, f"the weights are of another architecture{named}, {difference}")
 
 
 def _place(value: Any) -> tuple[Any, ...] | None:

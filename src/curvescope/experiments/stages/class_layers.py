@@ -8,7 +8,8 @@ from math import log
 import torch
 from torch import Tensor
 
-from curvescope._checks import AnyFloat, Inapplicable
+from curvescope._checks import AnyFloat
+from curvescope.errors import Inapplicable
 from curvescope.experiments.stages.context import Context
 from curvescope.experiments.store import Finding, Outcome
 from curvescope.spectra.exact import ExactSpectrum

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from curvescope._checks import Inapplicable
+from curvescope.errors import Inapplicable
 from curvescope.experiments.checks import Check
 from curvescope.experiments.stages.context import Context
 from curvescope.experiments.store import Finding, Outcome

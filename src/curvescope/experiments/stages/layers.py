@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from curvescope._checks import AnyFloat, Inapplicable
+from curvescope._checks import AnyFloat
+from curvescope.errors import Inapplicable
 from curvescope.experiments.checks import Check
 from curvescope.experiments.stages.context import Context
 from curvescope.experiments.store import Finding, Outcome
