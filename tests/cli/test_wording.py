@@ -49,7 +49,7 @@ FILES = ["--weights", "bad.safetensors", "--initial", "bad.safetensors"]
         ([*TRAIN, "--trace-of", "hessian"], "--trace-of hessian needs --trace-weight"),
         ([*TRAIN, "--trace-weight", "-1"], "--trace-weight must be"),
         ([*TRAIN, "--device", "foo"], "--device must be auto, cpu, cuda (or cuda:1, …) or mps"),
-        (["train", "F-4", "--data", "digits-R"], "--data 'digits-R' needs --data-seed N"),
+        (["train", "F-4", "--data", "digits-R"], "--data 'digits-R' needs --data-seed for its"),
         (["train", "F-4", "--data", "nothing"], "a data set must be one of mnist-6k"),
         ([*ANALYZE, "--loss", "hinge"], "--loss must be one of"),
         ([*ANALYZE, "--layers", "fc9"], "--layers: 'fc9' is no linear"),
