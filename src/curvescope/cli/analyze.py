@@ -11,10 +11,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from curvescope._checks import CurvescopeError
 from curvescope.cli.interrupts import stoppable
 from curvescope.cli.options import AsJson, DataSeed, Debug, Device, Quiet, Root, Seed, check_code
 from curvescope.cli.progress import Display
+from curvescope.errors import CurvescopeError
 
 if TYPE_CHECKING:
     from curvescope.cli.inputs import Subject
@@ -148,21 +148,21 @@ def _check(
 ) -> Path:
     """The folder for the results, if the options fit together."""
     if run is None and (model is None or data is None):
-        msg = "analyze: needs --run DIR, or --model and --data; curvescope analyze --help shows how"
-        raise CurvescopeError(msg)
+        rule = "needs --run DIR, or --model and --data"
+        raise CurvescopeError("analyze", rule, remedy="curvescope analyze --help shows how")
     if run is not None and (model is not None or weights is not None):
-        msg = "analyze: --run brings its own network; give either --run or --model"
-        raise CurvescopeError(msg)
+        rule = "--run brings its own network"
+        raise CurvescopeError("analyze", rule, remedy="give either --run or --model")
     if model is not None:
         check_code("--model", model)
     if model is not None and weights is None and ":" not in model:
-        msg = f"analyze: --model {model!r} needs --weights; only code can return a trained model"
-        raise CurvescopeError(msg)
+        rule = f"--model {model!r} needs --weights"
+        raise CurvescopeError("analyze", rule, remedy="only code can return a trained model")
     if out is not None:
         return out
     if run is None:
-        msg = "analyze: --out must name a folder for the results; only --run has one of its own"
-        raise CurvescopeError(msg)
+        rule = "--out must name a folder for the results"
+        raise CurvescopeError("analyze", rule, remedy="only --run has one of its own")
     return run / "analysis"
 
 

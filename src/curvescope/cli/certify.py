@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from curvescope._checks import CurvescopeError
 from curvescope.cli.interrupts import check, stoppable
 from curvescope.cli.options import (
     AsJson,
@@ -28,6 +27,7 @@ from curvescope.cli.options import (
     check_code,
     writable,
 )
+from curvescope.errors import CurvescopeError
 
 if TYPE_CHECKING:
     from curvescope import certificates
@@ -153,14 +153,14 @@ def check_place(place: Path) -> None:
         CurvescopeError: If it is a folder, or its folder is not there or cannot be written.
     """
     if place.is_dir() or place.suffix in (".safetensors", ".parts"):
-        msg = f"--out {str(place)!r}: must be a file for the certificate, such as certificate.json"
-        raise CurvescopeError(msg)
+        rule = "must be a file for the certificate, such as certificate.json"
+        raise CurvescopeError(f"--out {str(place)!r}", rule)
     if not place.parent.is_dir():
-        msg = f"--out {str(place)!r}: {str(place.parent)!r} is not a folder that exists; make it"
-        raise CurvescopeError(msg)
+        rule = f"{str(place.parent)!r} is not a folder that exists"
+        raise CurvescopeError(f"--out {str(place)!r}", rule, remedy="make it")
     if not place.exists() and not writable(place.parent):
-        msg = f"{str(place)!r}: cannot be written (Permission denied); name another file with --out"
-        raise CurvescopeError(msg)
+        rule = "cannot be written (Permission denied)"
+        raise CurvescopeError(repr(str(place)), rule, remedy="name another file with --out")
 
 
 def _show_saved(place: Path, *, before: bool, as_json: bool) -> None:
@@ -221,8 +221,8 @@ def _settings(
 
     check_slack(slack)
     if prior_split is not None and not 0 < prior_split < 1:
-        msg = f"certify: --prior-split must be a share between 0 and 1, got {prior_split:g}"
-        raise CurvescopeError(msg)
+        rule = "--prior-split must be a share between 0 and 1"
+        raise CurvescopeError("certify", rule, given=f"{prior_split:g}")
     changes = {} if epochs is None else {"epochs": epochs}
     return {
         "method": posterior_method(method, **changes),
@@ -267,16 +267,13 @@ def _subject(
         check_code("--model", model)
     if run is not None:
         if any(given is not None for given in (model, weights, initial)):
-            msg = "certify: RUN brings its own network and weights; give either RUN or --model"
-            raise CurvescopeError(msg)
+            rule = "RUN brings its own network and weights"
+            raise CurvescopeError("certify", rule, remedy="give either RUN or --model")
         subject = inputs.of_run(run, data, root=root, seed=seed)
         return subject, TrainingFolder(run).weights("initial")
     if model is None or weights is None or initial is None or data is None:
-        msg = (
-            "certify: needs the folder of a run, or --model, --weights, --initial and --data; "
-            "curvescope certify --help shows how"
-        )
-        raise CurvescopeError(msg)
+        rule = "needs the folder of a run, or --model, --weights, --initial and --data"
+        raise CurvescopeError("certify", rule, remedy="curvescope certify --help shows how")
     return inputs.own(model, data, weights, root=root, seed=seed), initial
 
 

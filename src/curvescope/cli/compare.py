@@ -9,10 +9,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from curvescope._checks import CurvescopeError, one_of
+from curvescope._checks import one_of
 from curvescope.cli.interrupts import stoppable
 from curvescope.cli.options import AsJson, DataSeed, Debug, Device, Quiet, Root, Seed, check_folder
 from curvescope.cli.progress import Display
+from curvescope.errors import CurvescopeError
 
 
 def compare(
@@ -54,8 +55,7 @@ def compare(
     curvescope compare runs/* --against "loss gap" --out comparison
     """  # noqa: D301 (\b keeps the lines of the examples apart)
     if len(runs) < 2:
-        msg = f"compare: needs at least two runs, got {len(runs)}"
-        raise CurvescopeError(msg)
+        raise CurvescopeError("compare", "needs at least two runs", given=len(runs))
 
     from curvescope.cli import comparison
     from curvescope.cli.inputs import choose_device

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from curvescope import io
-from curvescope._checks import CurvescopeError
 from curvescope.cli.staging import staged
+from curvescope.errors import CurvescopeError
 from curvescope.experiments.checks import plus_minus
 from curvescope.experiments.measured import MeasuredRun
 from curvescope.figures import style
@@ -56,8 +56,8 @@ def _named(runs: Sequence[MeasuredRun]) -> dict[str, MeasuredRun]:
     chosen = {run.name if names.count(run.name) == 1 else str(run.path): run for run in runs}
     if len(chosen) < len(runs):
         twice = next(run for run in runs if sum(r.path == run.path for r in runs) > 1)
-        msg = f"compare: {str(twice.path)!r} is named twice; name every run once"
-        raise CurvescopeError(msg)
+        rule = f"{str(twice.path)!r} is named twice"
+        raise CurvescopeError("compare", rule, remedy="name every run once")
     return chosen
 
 
@@ -77,11 +77,9 @@ def _same(what: str, values: Mapping[str, int], remedy: str) -> None:
     first = next(iter(values))
     for other, value in values.items():
         if value != values[first]:
-            msg = (
-                f"compare: the number of {what} must be the same, {first!r} has "
-                f"{values[first]:,} and {other!r} {value:,}; {remedy}"
-            )
-            raise CurvescopeError(msg)
+            numbers = f"{first!r} has {values[first]:,} and {other!r} {value:,}"
+            rule = f"the number of {what} must be the same, {numbers}"
+            raise CurvescopeError("compare", rule, remedy=remedy)
 
 
 def cells_of(columns: Sequence[Column], compared: Comparison, *, errors: bool = False) -> Cells:
@@ -204,11 +202,8 @@ def _refuse_others(out: Path, names: Sequence[str], texts: Mapping[str, str]) ->
         for name, content in texts.items()
     )
     if there and not same:
-        msg = (
-            f"--out {str(out)!r}: holds another {there[0]}; name another folder, or replace it "
-            "with --again"
-        )
-        raise CurvescopeError(msg)
+        remedy = "name another folder, or replace it with --again"
+        raise CurvescopeError(f"--out {str(out)!r}", f"holds another {there[0]}", remedy=remedy)
 
 
 def _markdown(compared: Comparison, cells: Cells, verdicts: Sequence[str]) -> str:

@@ -12,10 +12,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from curvescope._checks import CurvescopeError
 from curvescope.cli.interrupts import stoppable
 from curvescope.cli.options import AsJson, Debug, Root
-from curvescope.cli.wording import in_users_words
+from curvescope.errors import CurvescopeError
 
 if TYPE_CHECKING:
     from curvescope.data.inventory import Entry
@@ -154,8 +153,7 @@ def _check(name: str, root: Path | None) -> Check:
     except MissingFiles:
         raise
     except CurvescopeError as error:
-        said = str(error) if error.rule is None else error.after_where()
-        return Check(name, [], in_users_words(said.removeprefix(f"verify({name!r}): ")))
+        return Check(name, [], error.after_where())
 
 
 def _counted(files: int) -> str:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from curvescope import io
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.experiments import load, trained
 from curvescope.experiments.load import Splits
 
@@ -62,8 +62,8 @@ def choose_device(name: str) -> torch.device:
     if kind in there and int(index or 0) >= there[kind]:
         devices = [f"{each}:{i}" for each, count in there.items() for i in range(count)]
         found = ", ".join(["cpu", *devices])
-        msg = f"--device {name!r} cannot be used, torch finds only {found} here; use auto or cpu"
-        raise CurvescopeError(msg)
+        rule = f"cannot be used, torch finds only {found} here"
+        raise CurvescopeError(f"--device {name!r}", rule, remedy="use auto or cpu")
     return load.choose_device(name)
 
 
@@ -81,11 +81,11 @@ def load_data(text: str, *, root: Path | None, seed: int | None) -> Splits:
     if text.endswith(".npz"):
         _check_arrays(f"--data {text!r}", Path(text))
     elif ":" not in text and Path(text).exists():
-        msg = (
-            f"--data {text!r}: must be an .npz archive, a function as in file.py:load, or the name "
-            "of a data set (curvescope data list)"
+        raise CurvescopeError(
+            f"--data {text!r}",
+            "must be an .npz archive, a function as in file.py:load, or the name of a data set "
+            "(curvescope data list)",
         )
-        raise CurvescopeError(msg)
     try:
         return load.load_data(text, root=root, seed=seed)
     except CurvescopeError as error:
@@ -114,19 +114,16 @@ def _explain_call(option: str, text: str, error: CurvescopeError, how: str) -> N
         and not (option == "--data" and parameter.name == "split")
     ]
     if wanted:
-        msg = (
-            f"{option} {text!r}: is {how}, but it is {name}{signature}; give "
-            f"{' and '.join(wanted)} a default, or name a function that calls it"
-        )
-        raise CurvescopeError(msg) from error
+        rule = f"is {how}, but it is {name}{signature}"
+        remedy = f"give {' and '.join(wanted)} a default, or name a function that calls it"
+        raise CurvescopeError(f"{option} {text!r}", rule, remedy=remedy) from error
 
 
 def _check_arrays(where: str, path: Path) -> None:
     """Refuse what is no archive of plain arrays with the right names, without reading them."""
     if not path.exists():
-        msg = f"{where}: there is no such file"
-        raise CurvescopeError(msg)
+        raise CurvescopeError(where, "there is no such file")
     headers = io.array_headers(path, where)
     if not {"X", "y"} <= headers.keys() or ("X_test" in headers) != ("y_test" in headers):
-        msg = f"{where}: needs {_ARRAYS}; it holds {', '.join(headers) or 'none'}"
-        raise CurvescopeError(msg)
+        rule = f"needs {_ARRAYS}"
+        raise CurvescopeError(where, rule, remedy=f"it holds {', '.join(headers) or 'none'}")

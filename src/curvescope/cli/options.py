@@ -10,29 +10,28 @@ from typing import Annotated
 
 import typer
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 
 
 def _device(name: str) -> str:
     """Only the form is checked here; whether it can be used is torch's to say."""
     if re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name) is None:
-        msg = f"--device must be auto, cpu, cuda (or cuda:1, …) or mps, got {name!r}"
-        raise CurvescopeError(msg)
+        rule = "must be auto, cpu, cuda (or cuda:1, …) or mps"
+        raise CurvescopeError("--device", rule, given=repr(name))
     return name
 
 
 def _folder(root: Path | None) -> Path | None:
     if root is not None and not os.path.isdir(os.path.expanduser(root)):
-        msg = f"--root must be a folder that exists, got {str(root)!r}"
-        raise CurvescopeError(msg)
+        raise CurvescopeError("--root", "must be a folder that exists", given=repr(str(root)))
     return root
 
 
 def check_code(option: str, text: str) -> None:
     """Refuse a file where a function of it is wanted."""
     if ":" not in text and os.path.exists(text):
-        msg = f"{option} {text!r}: must name a function of the file too, as {text}:build"
-        raise CurvescopeError(msg)
+        rule = f"must name a function of the file too, as {text}:build"
+        raise CurvescopeError(f"{option} {text!r}", rule)
 
 
 def writable(folder: Path) -> bool:
@@ -49,11 +48,11 @@ def check_folder(option: str, folder: Path) -> None:
     """
     there = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
     if not there.is_dir():
-        msg = f"{option} {str(folder)!r}: {str(there)!r} is not a folder; name another one"
-        raise CurvescopeError(msg)
+        rule = f"{str(there)!r} is not a folder"
+        raise CurvescopeError(f"{option} {str(folder)!r}", rule, remedy="name another one")
     if not writable(there):
-        msg = f"{option} {str(folder)!r}: cannot be written (Permission denied); name another one"
-        raise CurvescopeError(msg)
+        rule = "cannot be written (Permission denied)"
+        raise CurvescopeError(f"{option} {str(folder)!r}", rule, remedy="name another one")
 
 
 def check_apart(outputs: Mapping[str, Path], inputs: Mapping[str, Path | None]) -> None:
@@ -73,8 +72,8 @@ def check_apart(outputs: Mapping[str, Path], inputs: Mapping[str, Path | None]) 
     for name, output in outputs.items():
         for other, given in inputs.items():
             if given is not None and _same_file(output, given):
-                msg = f"{name} {str(output)!r}: is {other} itself; name another place"
-                raise CurvescopeError(msg)
+                rule = f"is {other} itself"
+                raise CurvescopeError(f"{name} {str(output)!r}", rule, remedy="name another place")
 
 
 def _same_file(one: Path, other: Path) -> bool:

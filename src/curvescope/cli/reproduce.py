@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 from rich.console import Console
 
-from curvescope._checks import CurvescopeError, one_of
+from curvescope._checks import one_of
 from curvescope.cli.interrupts import stoppable
 from curvescope.cli.options import AsJson, Debug, Device, Quiet, Root, Seed, check_folder
 from curvescope.cli.progress import Display
+from curvescope.errors import CurvescopeError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -81,8 +82,8 @@ def reproduce(
     if asked in ("list", "show"):
         if (asked == "list") == bool(others):
             rule = "list takes no name" if others else "show needs the name of an entry"
-            msg = f"reproduce: {rule}; curvescope reproduce list shows all names"
-            raise CurvescopeError(msg)
+            remedy = "curvescope reproduce list shows all names"
+            raise CurvescopeError("reproduce", rule, remedy=remedy)
         chosen = entries() if asked == "list" else _find(others)
         studies.show(chosen, out, console, detailed=asked == "show", as_json=as_json)
         return
@@ -113,8 +114,8 @@ def _check_index(file: Path) -> None:
     from curvescope.reports.reproduction import TITLE
 
     if file.exists() and not file.read_bytes().startswith(TITLE.encode()):
-        msg = f"--out {str(file.parent)!r}: has an INDEX.md of its own; name another folder"
-        raise CurvescopeError(msg)
+        rule = "has an INDEX.md of its own"
+        raise CurvescopeError(f"--out {str(file.parent)!r}", rule, remedy="name another folder")
 
 
 def _find(names: Sequence[str]) -> tuple[Entry, ...]:
@@ -129,10 +130,9 @@ def _find(names: Sequence[str]) -> tuple[Entry, ...]:
         except CurvescopeError:
             near = _near(name, known)
             hint = f"; near it are {', '.join(near)}" if near else ""
-            msg = (
-                f"reproduce: there is no entry {name!r}{hint}; curvescope reproduce list shows all"
-            )
-            raise CurvescopeError(msg) from None
+            rule = f"there is no entry {name!r}{hint}"
+            remedy = "curvescope reproduce list shows all"
+            raise CurvescopeError("reproduce", rule, remedy=remedy) from None
     return tuple(entry for entry in entries() if entry.name in wanted)
 
 
@@ -166,18 +166,16 @@ def _one(
     found = None if again else load(out, entry.name)
     if redraw:
         if found is None:
-            msg = f"reproduce: {place!r} has no outcome to draw; leave out --redraw and --again"
-            raise CurvescopeError(msg)
+            rule = f"{place!r} has no outcome to draw"
+            raise CurvescopeError("reproduce", rule, remedy="leave out --redraw and --again")
         with _held(out):
             _write(out, found)
         return found
     if found is not None:
         if (found.scale, found.seed) != (settings.scale, settings.seed):
-            msg = (
-                f"reproduce: {place!r} holds scale {found.scale!r}, seed {found.seed}; "
-                "name another --out, or replace it by --again"
-            )
-            raise CurvescopeError(msg)
+            rule = f"{place!r} holds scale {found.scale!r}, seed {found.seed}"
+            remedy = "name another --out, or replace it by --again"
+            raise CurvescopeError("reproduce", rule, remedy=remedy)
         _tidy(out, entry)
         return found
     with _held(out, settings.work), Display(quiet=quiet) as display:

@@ -14,9 +14,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from curvescope._checks import CurvescopeError, one_of
+from curvescope._checks import one_of
 from curvescope.cli.interrupts import check, stoppable
 from curvescope.cli.options import AsJson, Debug, Device, Quiet, Root
+from curvescope.errors import CurvescopeError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -172,11 +173,11 @@ def _trace(of: str | None, weight: float | None) -> tuple[str, float] | None:
     if of is not None:
         one_of("train", "trace_of", of, TRACES)
         if weight is None:
-            msg = f"train: --trace-of {of} needs --trace-weight, how much its trace is penalized"
-            raise CurvescopeError(msg)
+            rule = f"--trace-of {of} needs --trace-weight, how much its trace is penalized"
+            raise CurvescopeError("train", rule)
     if weight is not None and not 0 <= weight < float("inf"):
-        msg = f"train: --trace-weight must be a number of at least 0, got {weight:g}"
-        raise CurvescopeError(msg)
+        rule = "--trace-weight must be a number of at least 0"
+        raise CurvescopeError("train", rule, given=f"{weight:g}")
     return (of or TRACES[0], weight) if weight else None
 
 
@@ -184,8 +185,8 @@ def _epochs(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:
-        msg = f"train: --checkpoints must be epochs with commas between, as 1,10,100, got {text!r}"
-        raise CurvescopeError(msg) from None
+        rule = "--checkpoints must be epochs with commas between, as 1,10,100"
+        raise CurvescopeError("train", rule, given=repr(text)) from None
 
 
 # The outcome ----------------------------------------------------------------------------

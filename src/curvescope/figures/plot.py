@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.figures import results
 from curvescope.figures.draw import draw, draw_panel
 
@@ -42,11 +42,9 @@ def plot(result: object, *, axes: Axes | None = None, title: str = "") -> Figure
     if axes is None:
         return draw(made, title=title)
     if len(made.panels) != 1:
-        msg = (
-            f"plot(axes): a {type(result).__name__} has {len(made.panels)} panels; leave axes out "
-            "to get a figure with all of them"
-        )
-        raise CurvescopeError(msg)
+        rule = f"a {type(result).__name__} has {len(made.panels)} panels"
+        remedy = "leave `axes` out to get a figure with all of them"
+        raise CurvescopeError("plot(axes)", rule, remedy=remedy)
     draw_panel(made.panels[0], axes, title=title)
     figure = axes.get_figure(root=True)
     assert figure is not None

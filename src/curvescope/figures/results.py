@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from curvescope._checks import CurvescopeError
 from curvescope.certificates.certificate import Certificate
 from curvescope.certificates.profile import Profile, variance_profile
+from curvescope.errors import CurvescopeError
 from curvescope.figures import spectra
 from curvescope.figures.model import Curve, Image, Panel, Picture, Scaling
 from curvescope.figures.sharpness import against_generalization
@@ -56,8 +56,8 @@ def picture(result: object) -> Picture:
 
 def _several(results: Mapping[Any, Any]) -> Picture:
     if not results:
-        msg = "plot: there is nothing to draw in an empty mapping; give at least one result"
-        raise CurvescopeError(msg)
+        rule = "there is nothing to draw in an empty mapping"
+        raise CurvescopeError("plot", rule, remedy="give at least one result")
     kinds = {type(result) for result in results.values()}
     if kinds <= {SpectralMeasure}:
         together = {str(name): spectra.Spectrum(measure) for name, measure in results.items()}
@@ -76,8 +76,8 @@ def _several(results: Mapping[Any, Any]) -> Picture:
 @singledispatch
 def _panels(result: object) -> list[Panel]:
     known = ", ".join(sorted(kind.__name__ for kind in _panels.registry if kind is not object))
-    msg = f"plot: there is no picture of a {type(result).__name__}; there is one of {known}"
-    raise CurvescopeError(msg)
+    rule = f"there is no picture of a {type(result).__name__}"
+    raise CurvescopeError("plot", rule, remedy=f"there is one of {known}")
 
 
 def _scale(*values: Tensor) -> Scaling:

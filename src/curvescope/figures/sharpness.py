@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.figures.model import Curve, Panel, Picture, Scaling
 from curvescope.flatness.comparison import PLAIN, Comparison
 
@@ -28,11 +28,11 @@ def against_generalization(
     for name in (figure, *measures):
         if name not in compared.table:
             known = ", ".join(compared.table)
-            msg = f"against_generalization: there is no column {name!r}; columns are {known}"
-            raise CurvescopeError(msg)
+            rule = f"there is no column {name!r}"
+            raise CurvescopeError("against_generalization", rule, remedy=f"columns are {known}")
     if all(value is None for value in compared.table[figure]):
-        msg = f"against_generalization: no run has a {figure}; measure with test data"
-        raise CurvescopeError(msg)
+        rule = f"no run has a {figure}"
+        raise CurvescopeError("against_generalization", rule, remedy="measure with test data")
     panels = tuple(_panel(compared, measure, figure) for measure in measures)
     caption = f"Measures of sharpness against the {figure}, a point for each run."
     return Picture("sharpness", caption, panels, columns=len(panels))

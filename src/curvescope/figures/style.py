@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.io import atomic
 
 if TYPE_CHECKING:
@@ -114,6 +114,6 @@ def _matplotlib() -> Any:
     try:
         import matplotlib
     except ModuleNotFoundError:
-        msg = "plots: pictures need matplotlib; install curvescope[plots]"
-        raise CurvescopeError(msg) from None
+        rule = "pictures need matplotlib"
+        raise CurvescopeError("plots", rule, remedy="install curvescope[plots]") from None
     return matplotlib

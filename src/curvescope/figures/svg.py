@@ -17,7 +17,7 @@ from html import escape
 from itertools import pairwise
 from typing import Any
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.figures import numbers as ticks
 from curvescope.figures.model import Curve, Image, Panel
 
@@ -47,8 +47,8 @@ def chart(panel: Panel, *, id: str) -> str:
     views = [panel] if panel.alternate is None else [panel, panel.alternate]
     for view in views:
         if "symlog" in (view.xscale, view.yscale):
-            msg = f"svg: {view.title!r} has a symlog axis, which pages do not draw; use log"
-            raise CurvescopeError(msg)
+            rule = f"{view.title!r} has a symlog axis, which pages do not draw"
+            raise CurvescopeError("svg", rule, remedy="use log")
     drawn = "".join(_view(view, f"{id}-{i}", shown=i == 0) for i, view in enumerate(views))
     label = f"{panel.title}. Plus and minus zoom, arrows move, 0 shows everything."
     svg = (

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from curvescope import io
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.experiments.store import RunDirectory
 from curvescope.figures import style, svg
 from curvescope.reports.blocks import Section
@@ -131,8 +131,8 @@ def _environment() -> Any:
     try:
         import jinja2
     except ModuleNotFoundError:
-        msg = "reports: pages need jinja2; install curvescope[report]"
-        raise CurvescopeError(msg) from None
+        rule = "pages need jinja2"
+        raise CurvescopeError("reports", rule, remedy="install curvescope[report]") from None
     return jinja2.Environment(
         loader=jinja2.PackageLoader("curvescope.reports"),
         autoescape=True,

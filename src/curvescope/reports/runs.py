@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 
 from curvescope import io
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.experiments.configuration import Analysis
 from curvescope.experiments.known import known
 from curvescope.experiments.lock import busy
@@ -64,8 +63,8 @@ def find_runs(root: Path) -> list[Found]:
     try:
         os.listdir(root)
     except OSError as error:
-        msg = f"view {str(root)!r}: is not a folder that can be read ({error.strerror})"
-        raise CurvescopeError(msg) from None
+        rule = f"is not a folder that can be read ({error.strerror})"
+        raise CurvescopeError(f"view {str(root)!r}", rule) from None
     found = []
     for folder, below, files in os.walk(root, onerror=_exhausted, followlinks=False):
         place = Path(folder)
@@ -148,8 +147,7 @@ def kind_of(place: Path) -> str:
         if {"recipe", "network"} <= config.keys():
             return "training"
     if _looks_like_ours(place):
-        msg = "config.json: holds neither an analysis nor a training"
-        raise CurvescopeError(msg)
+        raise CurvescopeError("config.json", "holds neither an analysis nor a training")
     return ""
 
 
@@ -162,10 +160,10 @@ def _damaged(name: str, place: Path, kind: str, error: Exception) -> Found:
     kind = kind or ("training" if (place / "weights").is_dir() else "analysis")
     state = "damaged: a file of it is missing, or not what it should be"
     if isinstance(error, CurvescopeError):  # its beginning, without the folder, says enough
-        words = str(error).replace(f"{place}{os.sep}", "").replace(str(place), name)
-        state = f"damaged: {re.split(r' [(]|; ', words)[0]}"
-        if " has format " in words:
-            state = f"made by another version: {re.split('; ', words)[0]}"
+        where = error.where.replace(f"{place}{os.sep}", "").replace(str(place), name)
+        state = f"damaged: {where}: {error.rule.partition(' (')[0]}"
+        if error.rule.startswith("has format "):
+            state = f"made by another version: {where}: {error.rule}"
     return Found(name, place, kind, "–", "–", "–", state, {}, whole=False)
 
 

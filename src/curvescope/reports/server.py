@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.experiments.store import RunDirectory
 from curvescope.reports.compare import compare
 from curvescope.reports.page import fill, render
@@ -84,8 +84,9 @@ class Viewer(ThreadingHTTPServer):
             super().__init__((host, port), _Handler)
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or error
-            msg = f"view: cannot listen on {host}:{port} ({reason}); choose another --port"
-            raise CurvescopeError(msg) from None
+            rule = f"cannot listen on {host}:{port} ({reason})"
+            remedy = "choose another `host` or `port`"
+            raise CurvescopeError("view", rule, remedy=remedy) from None
 
     @property
     def address(self) -> str:
@@ -110,11 +111,11 @@ def _own_address(host: str) -> str:
     try:
         address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
     except ValueError:
-        msg = f"view: --host must be an address such as 127.0.0.1, got {host!r}"
-        raise CurvescopeError(msg) from None
+        rule = "`host` must be an address such as 127.0.0.1"
+        raise CurvescopeError("view", rule, given=repr(host)) from None
     if address.is_unspecified or address.version != 4:
-        msg = f"view: --host must be one IPv4 address of this machine, got {host!r}"
-        raise CurvescopeError(msg)
+        rule = "`host` must be one IPv4 address of this machine"
+        raise CurvescopeError("view", rule, given=repr(host))
     return host
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.studies.entry import Entry
 
 
@@ -38,6 +38,6 @@ def find(name: str) -> tuple[Entry, ...]:
     )
     if not found:
         names = ", ".join(entry.name for entry in entries())
-        msg = f"reproduce: there is no entry {name!r}; entries are {names}"
-        raise CurvescopeError(msg)
+        rule = f"there is no entry {name!r}"
+        raise CurvescopeError("reproduce", rule, remedy=f"entries are {names}")
     return found

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.studies.entry import Entry
 from curvescope.studies.printed import PAPERS, Item
 
@@ -57,11 +57,9 @@ def cited(source: str) -> tuple[Cited, ...]:
         for text in re.split(r", (?![^(]*\))", listed[2]):
             item = _ITEM.match(text)
             if item is None:
-                msg = (
-                    f"cited({source!r}): a list of figures holds numbers, got {text!r}; put "
-                    "sections before the colon"
-                )
-                raise CurvescopeError(msg)
+                rule = "a list of figures holds numbers"
+                remedy = "put sections before the colon"
+                raise CurvescopeError(f"cited({source!r})", rule, given=repr(text), remedy=remedy)
             kind = "fig." if listed[1] == "fig." else "table"
             found.append(Cited("DH1" if first else paper, kind, item[1], item[2] or ""))
     return tuple(found)

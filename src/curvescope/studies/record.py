@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from curvescope import io
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.experiments.environment import environment
 from curvescope.studies import listing
 from curvescope.studies.entry import Entry, Outcome, Scale, Settings
@@ -73,11 +73,8 @@ def run(entry: Entry, settings: Settings) -> Record:
     record is the time that all runs together spent on it.
     """
     if settings.scale not in entry.scales:
-        msg = (
-            f"reproduce: {entry.name} has no scale {settings.scale!r}; "
-            f"it has {', '.join(entry.scales)}"
-        )
-        raise CurvescopeError(msg)
+        rule = f"{entry.name} has no scale {settings.scale!r}"
+        raise CurvescopeError("reproduce", rule, remedy=f"it has {', '.join(entry.scales)}")
     ledger = settings.work / "seconds" / f"{entry.name}-{settings.scale}-seed{settings.seed}.json"
     begin = time.monotonic()
     try:
@@ -145,7 +142,7 @@ def load(folder: Path, name: str) -> Record | None:
         return None
     record = io.load(file, Record, remedy="--again computes it anew")
     if record.entry != name:
-        msg = f"{str(file)!r}: is the outcome of {record.entry}; --again computes this one anew"
-        raise CurvescopeError(msg)
+        rule = f"is the outcome of {record.entry}"
+        raise CurvescopeError(repr(str(file)), rule, remedy="--again computes this one anew")
     entry = next((entry for entry in listing.entries() if entry.name == name), None)
     return record if entry is None else described(record, entry)

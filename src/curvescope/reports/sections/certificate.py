@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from curvescope._checks import CurvescopeError
 from curvescope.certificates.certificate import Certificate
 from curvescope.certificates.divergence import percent_upwards
+from curvescope.errors import CurvescopeError
 from curvescope.experiments.store import RunDirectory
 from curvescope.figures.model import Curve, Panel
 from curvescope.reports.blocks import Block, Chart, Section, Table, Text, percent, short

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from curvescope import io
-from curvescope._checks import CurvescopeError
 from curvescope.certificates import (
     Certificate,
     Method,
@@ -28,6 +27,7 @@ from curvescope.certificates import (
 from curvescope.certificates.posterior import Posterior
 from curvescope.certificates.profile import variance_profile
 from curvescope.data import Dataset, dataset
+from curvescope.errors import CurvescopeError
 from curvescope.studies.dissecting_hessian.table_9_printed import PRINTED
 from curvescope.studies.entry import Settings
 from curvescope.studies.trained import Subject, trained
@@ -148,8 +148,8 @@ def _compute(
 
 def _posterior(certificate: Certificate) -> Posterior:
     if certificate.posterior is None:
-        msg = "table 9: a certificate has no posterior; compute the row again"
-        raise CurvescopeError(msg)
+        rule = "a certificate has no posterior"
+        raise CurvescopeError("table 9", rule, remedy="compute the row again")
     return certificate.posterior
 
 
@@ -157,10 +157,8 @@ def _insist(result: Verification) -> None:
     """Refuse a row whose certificate is anything but verified."""
     if result.verdict != "verified":
         wrong = [f"{check.what}: {check.detail}" for check in result.checks if not check.passed]
-        msg = (
-            f"table 9: a certificate is {result.verdict} ({'; '.join([*wrong, *result.unchecked])})"
-        )
-        raise CurvescopeError(msg)
+        rule = f"a certificate is {result.verdict} ({'; '.join([*wrong, *result.unchecked])})"
+        raise CurvescopeError("table 9", rule)
 
 
 def _method(settings: Settings, name: str, changes: Mapping[str, object]) -> Method:
