@@ -17,7 +17,8 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from curvescope._checks import CurvescopeError, positive_int
+from curvescope._checks import positive_int
+from curvescope.errors import CurvescopeError
 from curvescope.layers import kind_of
 
 
@@ -95,8 +96,8 @@ class Layout:
             if name not in joined
         ]
         if not blocks:
-            msg = "certify(model): no parameter requires grad; there is nothing to certify"
-            raise CurvescopeError(msg)
+            rule = "no parameter requires grad"
+            raise CurvescopeError("certify(model)", rule, remedy="there is nothing to certify")
         return cls(tuple(sorted(blocks, key=lambda block: order[block.weight])))
 
     def split(self, flat: Tensor) -> list[Tensor]:
@@ -125,8 +126,8 @@ class Layout:
     def _entry(state: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:
         if name not in state or tuple(state[name].shape) != shape:
             got = list(state[name].shape) if name in state else "nothing of this name"
-            msg = f"certify: the state must hold {name!r} of shape {list(shape)}, got {got}"
-            raise CurvescopeError(msg)
+            rule = f"the state must hold {name!r} of shape {list(shape)}"
+            raise CurvescopeError("certify", rule, given=got)
         return state[name].detach()
 
     def state(self, flat: Tensor) -> dict[str, Tensor]:

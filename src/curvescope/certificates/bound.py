@@ -16,8 +16,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from curvescope._checks import CurvescopeError, finite_float, one_of, positive_int
+from curvescope._checks import finite_float, one_of, positive_int
 from curvescope.certificates.divergence import kl_inverse, total_upwards, upwards
+from curvescope.errors import CurvescopeError
 
 FORMS = ("maurer", "seeger")
 
@@ -46,13 +47,11 @@ class Confidence:
         for name in ("sample", "draws"):
             value = finite_float("Confidence", name, getattr(self, name))
             if not 0 < value < 1:
-                msg = f"Confidence: {name} must lie between 0 and 1, got {value!r}"
-                raise CurvescopeError(msg)
+                rule = f"`{name}` must lie between 0 and 1"
+                raise CurvescopeError("Confidence", rule, given=repr(value))
         if self.sample + self.draws > 0.5:
-            msg = (
-                f"Confidence: sample + draws must be at most 0.5, got {self.sample + self.draws:g}"
-            )
-            raise CurvescopeError(msg)
+            rule = "`sample` + `draws` must be at most 0.5"
+            raise CurvescopeError("Confidence", rule, given=f"{self.sample + self.draws:g}")
 
     @property
     def level(self) -> float:
@@ -82,8 +81,8 @@ class PriorGrid:
     def __post_init__(self) -> None:
         for name in ("precision", "largest"):
             if not finite_float("PriorGrid", name, getattr(self, name)) > 0:
-                msg = f"PriorGrid: {name} must be positive, got {getattr(self, name)!r}"
-                raise CurvescopeError(msg)
+                rule = f"`{name}` must be positive"
+                raise CurvescopeError("PriorGrid", rule, given=repr(getattr(self, name)))
 
     def variance(self, j: int) -> float:
         """``λ_j``."""
@@ -101,8 +100,8 @@ class PriorGrid:
         ((230, 231), (1,))
         """
         if not finite_float("PriorGrid.around", "variance", variance) > 0:
-            msg = f"PriorGrid.around: variance must be positive, got {variance!r}"
-            raise CurvescopeError(msg)
+            rule = "`variance` must be positive"
+            raise CurvescopeError("PriorGrid.around", rule, given=repr(variance))
         j = self.precision * math.log(self.largest / variance)
         return tuple(sorted({max(1, math.floor(j)), max(1, math.ceil(j))}))
 
@@ -172,8 +171,7 @@ def complexity(
     one_of("complexity", "form", form, FORMS)
     n = positive_int("complexity", "samples", samples, 8)
     if not 0 < delta < 1:
-        msg = f"complexity: delta must lie between 0 and 1, got {delta!r}"
-        raise CurvescopeError(msg)
+        raise CurvescopeError("complexity", "`delta` must lie between 0 and 1", given=repr(delta))
     kl = finite_float("complexity", "kl", kl, 0.0)
     grid = total_upwards(penalties)
     risk = upwards(-math.log(delta))
@@ -207,11 +205,9 @@ def b_re(
     """
     grid = PriorGrid() if grid is None else grid
     if not 0 < prior_variance < grid.largest:
-        msg = (
-            f"b_re: the prior variance must lie in (0, {grid.largest:g}), got {prior_variance!r}; "
-            "cap it, or widen the grid"
-        )
-        raise CurvescopeError(msg)
+        rule = f"the prior variance must lie in (0, {grid.largest:g})"
+        remedy = "cap it, or widen the `grid`"
+        raise CurvescopeError("b_re", rule, given=repr(prior_variance), remedy=remedy)
     j = grid.precision * math.log(grid.largest / prior_variance)
     terms = [kl, 2 * math.log(j), math.log(math.pi**2 / 6), math.log(samples / delta)]
     return math.fsum(terms) / (samples - 1)
@@ -239,8 +235,8 @@ def monte_carlo_bound(mean: float, draws: int, *, delta: float) -> float:
     """
     m = positive_int("monte_carlo_bound", "draws", draws)
     if not 0 < delta < 1:
-        msg = f"monte_carlo_bound: delta must lie between 0 and 1, got {delta!r}"
-        raise CurvescopeError(msg)
+        rule = "`delta` must lie between 0 and 1"
+        raise CurvescopeError("monte_carlo_bound", rule, given=repr(delta))
     return kl_inverse(mean, upwards(upwards(-math.log(delta)) / m, 2))
 
 
@@ -299,8 +295,7 @@ def draws_for_slack(error: float, slack: float, *, delta: float) -> int:
     True
     """
     if not finite_float("draws_for_slack", "slack", slack) > 0:
-        msg = f"draws_for_slack: slack must be positive, got {slack!r}"
-        raise CurvescopeError(msg)
+        raise CurvescopeError("draws_for_slack", "`slack` must be positive", given=repr(slack))
     low, high = 0, 1
     while monte_carlo_bound(error, high, delta=delta) > error + slack:
         low, high = high, 2 * high

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from curvescope import _random, io
-from curvescope._checks import CurvescopeError, positive_int
+from curvescope._checks import positive_int
 from curvescope.certificates.blocks import Block, Layout
 from curvescope.certificates.bound import Complexity, Confidence, PriorGrid
 from curvescope.certificates.divergence import percent_upwards
@@ -22,6 +22,7 @@ from curvescope.certificates.posterior import Posterior
 from curvescope.certificates.prior import State
 from curvescope.certificates.request import Request
 from curvescope.certificates.verification import Verification, verify
+from curvescope.errors import CurvescopeError
 from curvescope.identity import checksum, digest, file_digest
 
 
@@ -89,11 +90,11 @@ class Certificate:
     def __post_init__(self) -> None:
         for name in ("bound", "error_bound"):
             if not 0 <= getattr(self, name) <= 1:
-                msg = f"Certificate: {name} must lie in [0, 1], got {getattr(self, name)!r}"
-                raise CurvescopeError(msg)
+                rule = f"`{name}` must lie in [0, 1]"
+                raise CurvescopeError("Certificate", rule, given=repr(getattr(self, name)))
         if not self.layout or not self.prior:
-            msg = "Certificate: layout and prior must not be empty; nothing would be certified"
-            raise CurvescopeError(msg)
+            rule = "layout and prior must not be empty"
+            raise CurvescopeError("Certificate", rule, remedy="nothing would be certified")
 
     @property
     def confidence(self) -> Confidence:
@@ -190,8 +191,8 @@ class Certificate:
                 cannot be written.
         """
         if self.posterior is None:
-            msg = "Certificate.save: the posterior is missing; save what certify returned"
-            raise CurvescopeError(msg)
+            rule = "the posterior is missing"
+            raise CurvescopeError("Certificate.save", rule, remedy="save what certify returned")
         if not overwrite:
             refuse_others(path, self.request)
         tensors, key = posterior_file(path), digest(self.request)
@@ -215,8 +216,8 @@ class Certificate:
         if not tensors.exists():
             return certificate
         if file_digest(io.check_tensors(tensors)) != certificate.posterior_sha256:
-            msg = f"{where}: {tensors.name} is not the posterior that the certificate names"
-            raise CurvescopeError(msg)
+            rule = f"{tensors.name} is not the posterior that the certificate names"
+            raise CurvescopeError(where, rule)
         stored, _ = io.read_tensors(tensors, ours=True)
         posterior = Posterior.from_tensors(Layout(certificate.layout), stored)
         return replace(certificate, posterior=posterior)
@@ -247,17 +248,16 @@ class Certificate:
         """
         names = ("statement", "kl", "empirical_error", "complexity", "confidence_level")
         if not isinstance(stored, Mapping) or not stored.keys() >= {*names, "type", "format"}:
-            msg = f"{where}: is no certificate of this version; make one with certify"
-            raise CurvescopeError(msg)
+            rule = "is no certificate of this version"
+            raise CurvescopeError(where, rule, remedy="make one with certify")
         plain = {name: value for name, value in stored.items() if name not in names}
         if "posterior" in plain:
-            msg = f"{where}: is damaged, the posterior lies in a file of its own"
-            raise CurvescopeError(msg)
+            raise CurvescopeError(where, "is damaged, the posterior lies in a file of its own")
         certificate = io.unpack(cls, {**plain, "posterior": None}, where)
         for name, value in certificate._derived().items():
             if type(stored[name]) is not type(value) or stored[name] != value:
-                msg = f"{where}: is damaged, its {name!r} does not follow from its numbers"
-                raise CurvescopeError(msg)
+                rule = f"is damaged, its {name!r} does not follow from its numbers"
+                raise CurvescopeError(where, rule)
         return certificate
 
 
@@ -268,14 +268,13 @@ def refuse_others(path: io.PathLike, request: Request) -> None:
         CurvescopeError: If something else is there.
     """
     file, tensors, key = Path(path), posterior_file(path), digest(request)
-    remedy = "name another file, or replace it with overwrite=True (--again)"
+    remedy = "name another file, or replace it with `overwrite=True`"
     if file.exists():
         if digest(Certificate.load(file).request) != key:
-            msg = f"{str(path)!r}: holds another certificate; {remedy}"
-            raise CurvescopeError(msg)
+            raise CurvescopeError(repr(str(path)), "holds another certificate", remedy=remedy)
     elif tensors.exists() and io.read_tensors(tensors)[1].get("request") != key:
-        msg = f"{str(tensors)!r}: is not this certificate's posterior; {remedy}"
-        raise CurvescopeError(msg)
+        rule = "is not this certificate's posterior"
+        raise CurvescopeError(repr(str(tensors)), rule, remedy=remedy)
 
 
 def posterior_file(path: io.PathLike) -> Path:

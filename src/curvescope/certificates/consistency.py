@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from curvescope._checks import CurvescopeError
 from curvescope.certificates.bound import risk_bound
 from curvescope.certificates.divergence import total_upwards
 from curvescope.certificates.methods import posterior_method
 from curvescope.certificates.posterior import Posterior
+from curvescope.errors import CurvescopeError
 
 if TYPE_CHECKING:
     from curvescope.certificates.certificate import Certificate, PriorTerm

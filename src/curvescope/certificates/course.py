@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from curvescope import io
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 
 EVERY = 3.0  # seconds between two writes
 
@@ -27,12 +27,12 @@ def read_part(file: Path, key: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     """
     tensors, metadata = io.read_tensors(file, ours=True)
     if metadata.get("request") != key:
-        msg = (
-            f"certify(checkpoint): {str(file.parent)!r} belongs to another certification, with "
-            "another network, initial state, data, method, confidence or seed; remove it, or name "
-            "another folder"
+        raise CurvescopeError(
+            repr(str(file.parent)),
+            "belongs to another certification, with another network, initial state, data, method, "
+            "confidence or seed",
+            remedy="remove it, or name another folder",
         )
-        raise CurvescopeError(msg)
     return tensors, metadata
 
 

@@ -16,7 +16,8 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from curvescope._checks import CurvescopeError, finite_float
+from curvescope._checks import finite_float
+from curvescope.errors import CurvescopeError
 
 # The relative error of `binary_kl` is below 1e-13, see `_term`; this leaves an order of magnitude.
 # Below _TINY floats lose their precision.
@@ -114,8 +115,7 @@ def kl_inverse(q: float, r: float) -> float:
     """
     q = _probability("kl_inverse", "q", q)
     if math.isnan(r) or r < 0:
-        msg = f"kl_inverse: r must be at least 0, got {r!r}"
-        raise CurvescopeError(msg)
+        raise CurvescopeError("kl_inverse", "`r` must be at least 0", given=repr(r))
     if r == 0 or q == 1:
         return q
     low, high, enough = q, 1.0, r * (1 + _MARGIN) + _TINY
@@ -171,24 +171,23 @@ def gaussian_kl(mean: Tensor, variance: Tensor, prior_mean: Tensor, prior_varian
     """
     rate = finite_float("gaussian_kl", "prior_variance", prior_variance)
     if not rate > 0:
-        msg = f"gaussian_kl: prior_variance must be positive, got {prior_variance!r}"
-        raise CurvescopeError(msg)
+        rule = "`prior_variance` must be positive"
+        raise CurvescopeError("gaussian_kl", rule, given=repr(prior_variance))
     if not mean.numel() == variance.numel() == prior_mean.numel():
-        msg = (
-            "gaussian_kl: mean, variance and prior_mean must have as many entries as each other, "
-            f"got {mean.numel()}, {variance.numel()} and {prior_mean.numel()}"
+        raise CurvescopeError(
+            "gaussian_kl",
+            "`mean`, `variance` and `prior_mean` must have as many entries as each other",
+            given=f"{mean.numel()}, {variance.numel()} and {prior_mean.numel()}",
         )
-        raise CurvescopeError(msg)
     s = variance.detach().double().flatten()
     if not bool((torch.isfinite(s) & (s > 0)).all()):
-        msg = "gaussian_kl: every posterior variance must be positive and finite"
-        raise CurvescopeError(msg)
+        raise CurvescopeError("gaussian_kl", "every posterior variance must be positive and finite")
     excess = _excess(s / rate).sum()
     d = mean.detach().double().flatten() - prior_mean.detach().double().flatten()
     value = 0.5 * float(excess) + float(d @ d) / (2 * rate)
     if not math.isfinite(value):
-        msg = "gaussian_kl: the divergence is not finite; look for infinite or NaN means"
-        raise CurvescopeError(msg)
+        rule = "the divergence is not finite"
+        raise CurvescopeError("gaussian_kl", rule, remedy="look for infinite or NaN means")
     # A term is off by at most 8 ulps of itself and 5 ulps of 1; sums add a relative n·ulp.
     ulp = 2.0**-52
     return upwards(value * (1 + (s.numel() + 16) * ulp) + 5 * ulp * s.numel())
@@ -250,6 +249,5 @@ def percent_upwards(share: float) -> str:
 def _probability(where: str, name: str, value: float) -> float:
     number = float(value)
     if not 0 <= number <= 1:
-        msg = f"{where}: {name} must be a probability in [0, 1], got {value!r}"
-        raise CurvescopeError(msg)
+        raise CurvescopeError(where, f"`{name}` must be a probability in [0, 1]", given=repr(value))
     return number

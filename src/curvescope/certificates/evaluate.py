@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from curvescope import _random, io
-from curvescope._checks import CurvescopeError, finite_float, positive_int
+from curvescope._checks import finite_float, positive_int
 from curvescope._state import strict_precision
 from curvescope.certificates.bound import draws_for_slack, monte_carlo_bound
 from curvescope.certificates.divergence import quotient_upwards
@@ -38,6 +38,7 @@ from curvescope.certificates.losses import error_rate
 from curvescope.certificates.network import StochasticNetwork
 from curvescope.certificates.optimize import Progress
 from curvescope.certificates.posterior import Posterior
+from curvescope.errors import CurvescopeError
 from curvescope.identity import digest
 
 BLOCK = 100  # the bound counts blocks, so a larger one would only cost more
@@ -51,8 +52,7 @@ def check_slack(slack: float | None) -> float | None:
         return None
     number = finite_float("certify", "slack", slack)
     if not number > 0:
-        msg = f"certify: slack must be positive, got {slack!r}"
-        raise CurvescopeError(msg)
+        raise CurvescopeError("certify", "`slack` must be positive", given=repr(slack))
     return number
 
 
@@ -74,10 +74,8 @@ class Draws:
         positive_int("Draws", "block", self.block)
         _random.check_seed("Draws", self.seed)
         if positive_int("Draws", "errors", self.errors, 0) > self.count * self.block:
-            msg = (
-                f"Draws: there cannot be {self.errors} errors in {self.count * self.block} answers"
-            )
-            raise CurvescopeError(msg)
+            rule = f"there cannot be {self.errors} errors in {self.count * self.block} answers"
+            raise CurvescopeError("Draws", rule)
 
     @property
     def mean(self) -> float:
@@ -287,11 +285,9 @@ class _State:
         tensors, metadata = io.read_tensors(self._path, ours=True)
         known = metadata.get("plan") == self._settings
         if not known or tensors.keys() != {"errors", "done", "noise"}:
-            msg = (
-                f"certify(checkpoint): {str(self._path)!r} belongs to another evaluation; remove "
-                "it, or name another folder"
-            )
-            raise CurvescopeError(msg)
+            rule = "belongs to another evaluation"
+            remedy = "remove it, or name another folder"
+            raise CurvescopeError(repr(str(self._path)), rule, remedy=remedy)
         noise.set_state(tensors["noise"])
         return int(tensors["errors"]), int(tensors["done"])
 

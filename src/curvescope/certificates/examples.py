@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from curvescope._checks import CurvescopeError
 from curvescope._state import held
+from curvescope.errors import CurvescopeError
 
 
 def home(where: str, model: nn.Module) -> tuple[torch.device, torch.dtype]:
@@ -16,11 +16,8 @@ def home(where: str, model: nn.Module) -> tuple[torch.device, torch.dtype]:
     kinds = {(p.device, p.dtype) for p in model.parameters()}
     if len(kinds) != 1 or next(iter(kinds))[1] not in (torch.float32, torch.float64):
         found = ", ".join(sorted(f"{dtype} on {device}" for device, dtype in kinds)) or "none"
-        msg = (
-            f"{where}(model): all parameters must share one device and be float32 or float64, got "
-            f"{found}"
-        )
-        raise CurvescopeError(msg)
+        rule = "all parameters must share one device and be float32 or float64"
+        raise CurvescopeError(f"{where}(model)", rule, given=found)
     return kinds.pop()
 
 
@@ -35,27 +32,30 @@ def as_examples(
     """
     kind = getattr(getattr(data, "normalization", None), "kind", "none")
     if kind != "none":
-        msg = (
-            f"{where}(data): the inputs were normalized by {kind} statistics of the training "
-            "examples, so the network would depend on them outside the bound; load them with "
-            "normalize='none'"
+        rule = (
+            f"the inputs were normalized by {kind} statistics of the training examples, so the "
+            "network would depend on them outside the bound"
         )
-        raise CurvescopeError(msg)
+        raise CurvescopeError(
+            f"{where}(data)",
+            rule,
+            remedy="load them with normalize='none'",
+            remedy_cli="train it anew with --normalize none",
+        )
     pair = getattr(data, "tensors", data)
     if not isinstance(pair, tuple | list) or len(pair) != 2:
-        msg = f"{where}(data): needs (X, y) or a data set, got {type(data).__name__}"
-        raise CurvescopeError(msg)
+        rule = "needs (X, y) or a data set"
+        raise CurvescopeError(f"{where}(data)", rule, given=type(data).__name__)
     X, y = pair
     if not isinstance(X, Tensor) or not isinstance(y, Tensor) or len(X) != len(y) or y.ndim != 1:
-        msg = f"{where}(data): needs tensors X [N, …] and y [N] with the same N"
-        raise CurvescopeError(msg)
+        raise CurvescopeError(f"{where}(data)", "needs tensors X [N, …] and y [N] with the same N")
     if y.is_floating_point() or y.dtype == torch.bool:
-        msg = f"{where}(data): labels must be integers, got {y.dtype}; use y.long()"
-        raise CurvescopeError(msg)
+        rule = "labels must be integers"
+        raise CurvescopeError(f"{where}(data)", rule, given=y.dtype, remedy="use y.long()")
     X = X.to(device, dtype) if X.is_floating_point() else X.to(device)
     if X.is_floating_point() and not bool(X.isfinite().all()):
-        msg = f"{where}(data): the inputs contain NaN or infinity; remove them"
-        raise CurvescopeError(msg)
+        rule = "the inputs contain NaN or infinity"
+        raise CurvescopeError(f"{where}(data)", rule, remedy="remove them")
     return X, y.to(device, torch.int64)
 
 
@@ -66,11 +66,8 @@ def check_labels(where: str, model: nn.Module, data: tuple[Tensor, Tensor]) -> N
     classes = 2 if output.ndim == 1 or output.shape[1] == 1 else output.shape[1]
     low, high = int(data[1].min()), int(data[1].max())
     if low < 0 or high >= classes:
-        msg = (
-            f"{where}(data): labels must lie in 0 … {classes - 1}, as the model's outputs say, "
-            f"got {low} … {high}"
-        )
-        raise CurvescopeError(msg)
+        rule = f"labels must lie in 0 … {classes - 1}, as the model's outputs say"
+        raise CurvescopeError(f"{where}(data)", rule, given=f"{low} … {high}")
 
 
 def split(
@@ -85,8 +82,8 @@ def split(
     order = torch.randperm(len(X), generator=torch.Generator().manual_seed(seed)).to(X.device)
     cut = round(share * len(X))
     if cut < 1 or len(X) - cut < 8:
-        msg = f"certify(prior_split): {share:g} leaves {cut} and {len(X) - cut} examples"
-        raise CurvescopeError(msg)
+        rule = f"{share:g} leaves {cut} and {len(X) - cut} examples"
+        raise CurvescopeError("certify(prior_split)", rule)
     first, rest = order[:cut], order[cut:]
     return (X[first], y[first]), (X[rest], y[rest])
 

@@ -25,8 +25,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from math import cos, pi
 
-from curvescope._checks import CurvescopeError, finite_float, one_of, positive_int
+from curvescope._checks import finite_float, one_of, positive_int
 from curvescope.certificates.bound import FORMS, PriorGrid
+from curvescope.errors import CurvescopeError
 
 SURROGATES = ("cross_entropy", "logistic", "sigmoid", "error")
 _LARGEST_STEP = 0.2  # of the natural gradient, on tiny data
@@ -95,8 +96,8 @@ class Method:
         positive_int(where, "batch_size", self.batch_size)
         for name in ("temperature", "rate"):
             if not finite_float(where, name, getattr(self, name)) > 0:
-                msg = f"{where}: {name} must be positive, got {getattr(self, name)!r}"
-                raise CurvescopeError(msg)
+                rule = f"`{name}` must be positive"
+                raise CurvescopeError(where, rule, given=repr(getattr(self, name)))
 
     @property
     def rotated(self) -> bool:
@@ -162,6 +163,6 @@ def posterior_method(name: str, **changes: object) -> Method:
     for change in changes:
         if change not in Method.__dataclass_fields__:
             known = ", ".join(Method.__dataclass_fields__)
-            msg = f"posterior_method({name!r}): a method has no {change!r}; it has {known}"
-            raise CurvescopeError(msg)
+            rule = f"a method has no {change!r}"
+            raise CurvescopeError(f"posterior_method({name!r})", rule, remedy=f"it has {known}")
     return replace(chosen, **changes)  # type: ignore[arg-type]

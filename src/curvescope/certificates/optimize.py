@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from curvescope import _random
-from curvescope._checks import CurvescopeError
 from curvescope._state import fast_precision
 from curvescope.certificates.bases import Bases
 from curvescope.certificates.blocks import Layout
@@ -26,6 +25,7 @@ from curvescope.certificates.losses import margins
 from curvescope.certificates.methods import Method
 from curvescope.certificates.network import StochasticNetwork
 from curvescope.certificates.posterior import Posterior
+from curvescope.errors import CurvescopeError
 
 log = logging.getLogger("curvescope")
 
@@ -241,11 +241,9 @@ def _estimate(
 ) -> tuple[Point, float]:
     """The bound that the numbers of an epoch suggest, and ``β/n = logit p − logit q``."""
     if not (math.isfinite(standing.kl) and math.isfinite(standing.error)):
-        msg = (
-            f"certify: the optimization diverged in epoch {epoch + 1}; lower the rate, or start "
-            "from weights that classify better than chance"
-        )
-        raise CurvescopeError(msg)
+        rule = f"the optimization diverged in epoch {epoch + 1}"
+        remedy = "lower the rate, or start from weights that classify better than chance"
+        raise CurvescopeError("certify", rule, remedy=remedy)
     q = min(max(standing.error, 1e-4), 0.999)
     allowed = complexity(
         max(standing.kl, 0.0), [], samples=samples, delta=delta, form=method.form

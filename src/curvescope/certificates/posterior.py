@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from curvescope._checks import CurvescopeError
 from curvescope.certificates.bases import Bases, Pair
 from curvescope.certificates.blocks import Layout
 from curvescope.certificates.bound import GridPoint, PriorGrid
 from curvescope.certificates.divergence import gaussian_kl, total_upwards
+from curvescope.errors import CurvescopeError
 
 _FLAT = ("mean", "prior_mean", "variance", "curvature")
 
@@ -59,8 +59,8 @@ class Posterior:
             return plain
         e, f = (_defect(matrix) for matrix in pair)
         if max(e, f) >= 0.01:
-            msg = f"Posterior: the basis of block {group} is not orthonormal (off by {max(e, f):g})"
-            raise CurvescopeError(msg)
+            rule = f"the basis of block {group} is not orthonormal (off by {max(e, f):g})"
+            raise CurvescopeError("Posterior", rule)
         m, n = mean.shape
         trace = float(variance.double().sum()) / prior_variance * (e + f + e * f)
         logdet = n * math.sqrt(m) * e / (1 - e) + m * math.sqrt(n) * f / (1 - f)
@@ -114,20 +114,20 @@ class Posterior:
                 shapes[f"{block.name}.U"] = (block.rows, block.rows)
                 shapes[f"{block.name}.V"] = (block.columns, block.columns)
         if {name: tuple(tensor.shape) for name, tensor in tensors.items()} != shapes:
-            msg = (
-                f"Posterior: the file must hold mean, prior_mean, variance and curvature of "
-                f"{layout.size} numbers and a pair U, V for each basis, and nothing else; it "
-                "belongs to another network, or is damaged"
+            raise CurvescopeError(
+                "Posterior",
+                f"the file must hold mean, prior_mean, variance and curvature of {layout.size} "
+                "numbers and a pair U, V for each basis, and nothing else",
+                remedy="it belongs to another network, or is damaged",
             )
-            raise CurvescopeError(msg)
         kinds = {tensor.dtype for tensor in tensors.values()}
         if kinds not in ({torch.float32}, {torch.float64}):
             got = ", ".join(sorted(map(str, kinds)))
-            msg = f"Posterior: all tensors must be float32, or all float64, got {got}"
-            raise CurvescopeError(msg)
+            rule = "all tensors must be float32, or all float64"
+            raise CurvescopeError("Posterior", rule, given=got)
         if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
-            msg = "Posterior: the tensors contain NaN or infinity; the file is damaged"
-            raise CurvescopeError(msg)
+            rule = "the tensors contain NaN or infinity"
+            raise CurvescopeError("Posterior", rule, remedy="the file is damaged")
         pairs: list[Pair] = []
         for block in layout.blocks:
             U, V = tensors.get(f"{block.name}.U"), tensors.get(f"{block.name}.V")

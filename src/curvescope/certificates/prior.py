@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from curvescope import io
-from curvescope._checks import CurvescopeError
 from curvescope._state import copied, evaluated
 from curvescope.certificates.blocks import Layout
 from curvescope.certificates.examples import as_examples, overlap, split
+from curvescope.errors import CurvescopeError
 
 _EPOCHS = 20
 
@@ -80,18 +80,15 @@ def prepare(
         prior_samples = len(other)
     if prior_split is None:
         if torch.equal(prior_mean, trained.to(prior_mean)):
-            msg = (
-                "certify(initial_state): the prior weights equal the trained ones, so they depend "
-                "on the examples; give the weights before training, or prior_split"
-            )
-            raise CurvescopeError(msg)
+            rule = "the prior weights equal the trained ones, so they depend on the examples"
+            remedy = "give the weights before training, or `prior_split`"
+            raise CurvescopeError("certify(initial_state)", rule, remedy=remedy)
         return Task(model, prior_mean, data, prior_samples)
-    if prior_data is not None or not 0 < prior_split < 1:
-        msg = (
-            "certify(prior_split): must be a share between 0 and 1, and not be combined with "
-            f"prior_data, got {prior_split!r}"
-        )
-        raise CurvescopeError(msg)
+    if prior_data is not None:
+        raise CurvescopeError("certify(prior_split)", "cannot be combined with `prior_data`")
+    if not 0 < prior_split < 1:
+        rule = "must be a share between 0 and 1"
+        raise CurvescopeError("certify(prior_split)", rule, given=repr(prior_split))
     part, rest = split(data, prior_split, seed)
     start = _train_prior(model, layout.state(prior_mean), part, seed)
     return Task(start, layout.flatten(start.state_dict()).clone(), rest, len(part[0]))
@@ -99,18 +96,16 @@ def prepare(
 
 def _refuse_infinite(name: str, flat: Tensor) -> None:
     if not bool(flat.isfinite().all()):
-        msg = f"certify({name}): the weights contain NaN or infinity; give those of a good run"
-        raise CurvescopeError(msg)
+        rule = "the weights contain NaN or infinity"
+        raise CurvescopeError(f"certify({name})", rule, remedy="give those of a good run")
 
 
 def _refuse_overlap(other: Tensor, own: Tensor) -> None:
     common = overlap(other, own)
     if common:
-        msg = (
-            f"certify(prior_data): {common} of the {len(own)} examples were used to choose the "
-            "prior; certify on the others, or give the untrained weights and prior_split"
-        )
-        raise CurvescopeError(msg)
+        rule = f"{common} of the {len(own)} examples were used to choose the prior"
+        remedy = "certify on the others, or give the untrained weights and `prior_split`"
+        raise CurvescopeError("certify(prior_data)", rule, remedy=remedy)
 
 
 def read_state(state: State) -> tuple[Mapping[str, Tensor], Mapping[str, str]]:
@@ -128,11 +123,14 @@ def _refuse_trained_prior(metadata: Mapping[str, str], declared: bool) -> None:
         notes = {}
     epoch = notes.get("epoch", metadata.get("epoch")) if isinstance(notes, dict) else None
     if epoch is not None and str(epoch) != "0" and not declared:
-        msg = (
-            f"certify(initial_state): was saved after epoch {epoch}, when training had begun; give "
-            "the weights of epoch 0 (initial.safetensors), or declare prior_data"
+        rule = f"was saved after epoch {epoch}, when training had begun"
+        remedy = "give the weights of epoch 0 (initial.safetensors)"
+        raise CurvescopeError(
+            "certify(initial_state)",
+            rule,
+            remedy=f"{remedy}, or declare `prior_data`",
+            remedy_cli=remedy,
         )
-        raise CurvescopeError(msg)
 
 
 def _refuse_fitted_constants(
@@ -144,12 +142,13 @@ def _refuse_fitted_constants(
         if name in variables or name.endswith("num_batches_tracked"):
             continue
         if name not in initial or not torch.equal(initial[name].to(value), value):
-            msg = (
-                f"certify: {name!r} is no variable of the posterior and differs from the initial "
-                "state, so it was fitted to the examples; freeze batch-norm statistics and other "
-                "constants at their initial values, or remove them"
+            raise CurvescopeError(
+                "certify",
+                f"{name!r} is no variable of the posterior and differs from the initial state, so "
+                "it was fitted to the examples",
+                remedy="freeze batch-norm statistics and other constants at their initial values, "
+                "or remove them",
             )
-            raise CurvescopeError(msg)
 
 
 def _train_prior(

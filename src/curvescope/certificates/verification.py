@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from curvescope import _random
-from curvescope._checks import CurvescopeError
 from curvescope.certificates.blocks import Layout
 from curvescope.certificates.consistency import (
     Check,
@@ -28,6 +27,7 @@ from curvescope.certificates.optimize import Progress
 from curvescope.certificates.posterior import Posterior
 from curvescope.certificates.prior import State, Task, prepare
 from curvescope.certificates.request import state_digest
+from curvescope.errors import CurvescopeError
 from curvescope.identity import digest
 
 if TYPE_CHECKING:

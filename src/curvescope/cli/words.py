@@ -23,6 +23,7 @@ _OPTIONS = {
     "data.asked.seed": "data_seed",
     "folder": "out",
     "initial_state": "initial",
+    "overwrite": "again",
     "posterior_method(name)": "method",
 }
 _WORDS = {"model": "the model", "data": "the data"}  # wherever they come from
@@ -88,7 +89,8 @@ class Words:
             option = self._options.get("data") if function == "dataset" else None
             return f"{option} {inside}" if option else f"{kind}{inside}"
         name = inside.partition("=")[0]
-        return self._argument(function, inside) if name.isidentifier() else ""
+        ours = name == "problem" or not name.isidentifier()  # nothing that somebody typed
+        return "" if ours else self._argument(function, inside)
 
     def _said(self, function: str, text: str) -> str:
         return MENTION.sub(lambda mention: self._argument(function, mention[1]), text)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.flatness.ranks import chance, kendall, spearman
 from curvescope.flatness.report import SharpnessReport
 from curvescope.spectra.estimate import Estimate
@@ -87,11 +87,9 @@ class Comparison:
         for c in self.correlations:
             if (c.measure, c.generalization, c.mode) == (measure, generalization, mode):
                 return c
-        msg = (
-            f"Comparison.correlation: no {measure!r} against {generalization!r} in mode {mode!r}; "
-            f"measures are {_listed([c.measure for c in self.correlations])}"
-        )
-        raise CurvescopeError(msg)
+        rule = f"no {measure!r} against {generalization!r} in mode {mode!r}"
+        remedy = f"measures are {_listed([c.measure for c in self.correlations])}"
+        raise CurvescopeError("Comparison.correlation", rule, remedy=remedy)
 
     def verdict(self, generalization: str = "test error", *, mode: str = "eval") -> str:
         """FF's question in one sentence: which runs are better, the sharper or the flatter ones?
@@ -167,15 +165,13 @@ def compare_reports(reports: Mapping[str, SharpnessReport]) -> Comparison:
     """
     where = "compare_reports(reports)"
     if len(reports) < 2:
-        msg = f"{where}: needs at least two reports, got {len(reports)}"
-        raise CurvescopeError(msg)
+        raise CurvescopeError(where, "needs at least two reports", given=len(reports))
     sizes = {r.hessian.dimension for r in reports.values()}
     dampings = {r.damping for r in reports.values()}
     for what, values in (("number of parameters", sizes), ("damping", dampings)):
         if len(values) > 1:
             found = ", ".join(f"{value:g}" for value in sorted(values))
-            msg = f"{where}: all reports must have the same {what}, got {found}"
-            raise CurvescopeError(msg)
+            raise CurvescopeError(where, f"all reports must have the same {what}", given=found)
     columns = {**SHARPNESS, **OTHERS, **GENERALIZATION}
     table = {
         name: tuple(_as_estimate(column(r)) for r in reports.values())

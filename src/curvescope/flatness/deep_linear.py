@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from curvescope import _checks
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class DeepLinear:
 
     def __post_init__(self) -> None:
         if len(self.weights) < 2:
-            msg = f"DeepLinear(weights): needs at least two weights, got {len(self.weights)}"
-            raise CurvescopeError(msg)
+            rule = "needs at least two weights"
+            raise CurvescopeError("DeepLinear(weights)", rule, given=len(self.weights))
         for value in (*self.weights, self.X):
             _checks.finite_float("DeepLinear", "every number", value)
 
@@ -82,11 +82,10 @@ class DeepLinear:
     def rescaled(self, i: int, j: int, alpha: float) -> DeepLinear:
         """``w_i → α w_i``, ``w_j → w_j / α``: the loss stays, gradient and Hessian do not."""
         if i == j or alpha == 0 or not {i, j} <= set(range(len(self.weights))):
-            msg = (
-                f"DeepLinear.rescaled({i}, {j}, {alpha}): needs two different layers of "
-                f"{len(self.weights)} and a factor that is not zero"
+            raise CurvescopeError(
+                f"DeepLinear.rescaled({i}, {j}, {alpha})",
+                f"needs two different layers of {len(self.weights)} and a factor that is not zero",
             )
-            raise CurvescopeError(msg)
         factors = {i: alpha, j: 1 / alpha}
         changed = (w * factors.get(k, 1.0) for k, w in enumerate(self.weights))
         return DeepLinear(tuple(changed), self.X)

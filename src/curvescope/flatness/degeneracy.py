@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from curvescope import _checks
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.operators.hessian import Hessian
 from curvescope.problem import Problem
@@ -84,11 +84,8 @@ def rank_history(
         if not points:
             size, bound = problem.params.size, _bound(where, problem, count)
         elif problem.params.size != size:
-            msg = (
-                f"{where}: all problems must have the same variables, got {size} and then "
-                f"{problem.params.size}"
-            )
-            raise CurvescopeError(msg)
+            rule = "all problems must have the same variables"
+            raise CurvescopeError(where, rule, given=f"{size} and then {problem.params.size}")
         hessian, gauss_newton = (
             rank_degeneracy(spectral_measure(A, steps=steps, probes=probes, generator=generator))
             for A in (Hessian(problem), GaussNewton(problem))
@@ -96,16 +93,14 @@ def rank_history(
         loss = float(problem.value())
         points.append(DegeneracyPoint(float(epoch), loss, hessian, gauss_newton))
     if not points:
-        msg = f"{where}: needs at least one pair (epoch, problem), got none"
-        raise CurvescopeError(msg)
+        raise CurvescopeError(where, "needs at least one pair (epoch, problem)", given="none")
     return DegeneracyHistory(tuple(points), size, bound)
 
 
 def _bound(where: str, problem: Problem, count: str) -> int:
     batch = next(problem.batches())
     if not isinstance(batch.inputs, Tensor):
-        msg = f"{where}: FF's bound needs a model of one input tensor"
-        raise CurvescopeError(msg)
+        raise CurvescopeError(where, "FF's bound needs a model of one input tensor")
     with problem.evaluation():
         classes = problem.output(problem.variables(), batch).shape[-1]
     return rank_bound(problem.model, tuple(batch.inputs.shape[1:]), classes, count=count)

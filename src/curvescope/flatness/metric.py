@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 
 from curvescope import _checks
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.flatness.measures import scaled
 from curvescope.flatness.network_scores import scores, weight_norms
 from curvescope.flatness.report import EXACT_UP_TO
@@ -129,14 +129,13 @@ def pac_metric(
     """
     where = "pac_metric(problem)"
     if not isinstance(problem, Problem):
-        msg = f"{where}: needs a Problem, got {type(problem).__name__}"
-        raise CurvescopeError(msg)
+        raise CurvescopeError(where, "needs a Problem", given=type(problem).__name__)
     _checks.generator(where, generator)
     _checks.one_of(where, "matrix", matrix, ("hessian", "ggn"))
     variance = _checks.finite_float(where, "prior_variance", prior_variance)
     if variance <= 0:
-        msg = f"{where}: prior_variance must be positive, got {prior_variance!r}"
-        raise CurvescopeError(msg)
+        rule = "`prior_variance` must be positive"
+        raise CurvescopeError(where, rule, given=repr(prior_variance))
     train = scores(problem)
     damping = 1 / train.samples if damping is None else damping
     damping = _checks.finite_float(where, "damping", damping, minimum=0.0)

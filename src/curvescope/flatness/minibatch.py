@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from curvescope import _checks
-from curvescope._checks import CurvescopeError
 from curvescope._state import differentiable, watching
+from curvescope.errors import CurvescopeError
 from curvescope.flatness.trace_gradient.capture import Capture
 from curvescope.flatness.trace_gradient.forward import quiet, samples_of
 from curvescope.flatness.trace_gradient.independence import rows_per_sample
@@ -84,8 +84,7 @@ def minibatch_metric(
     with differentiable(), quiet(model) as call:
         parameters = [p for p in model.parameters() if p.requires_grad]
         if not parameters:
-            msg = f"{where}: no parameter of the model requires grad"
-            raise CurvescopeError(msg)
+            raise CurvescopeError(where, "no parameter of the model requires grad")
         with watching(Capture(parameters, second_order=False)) as capture:
             z = call(X)
         capture.separate(samples_of(X), rows_per_sample(model, X))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.problem import Problem
 from curvescope.problem.batches import Batches
 from curvescope.problem.losses import Terms
@@ -56,8 +56,7 @@ def scores(problem: Problem) -> Scores:
         samples += at.count
         shown.append(at.each())
     if weight == 0.0:
-        msg = "Problem(data): no target counts (all are ignored)"
-        raise CurvescopeError(msg)
+        raise CurvescopeError("Problem(data)", "no target counts (all are ignored)")
     value = float(total / weight)
     terms = [own for own in shown if own is not None]
     stderr = _stderr(terms, value) if len(terms) == len(shown) else float("inf")

@@ -35,8 +35,8 @@ import torch
 from torch import Tensor, nn
 
 from curvescope import _checks
-from curvescope._checks import CurvescopeError
 from curvescope._state import differentiable, exclusive, watching
+from curvescope.errors import CurvescopeError
 from curvescope.flatness.trace_gradient.capture import Capture
 from curvescope.flatness.trace_gradient.forward import (
     batch_norms_train,
@@ -178,8 +178,7 @@ class TraceRegularizer:
         with exclusive(model), differentiable():
             parameters = [p for p in model.parameters() if p.requires_grad]
             if not parameters:
-                msg = "TraceRegularizer: no parameter of the model requires grad"
-                raise CurvescopeError(msg)
+                raise CurvescopeError("TraceRegularizer", "no parameter of the model requires grad")
             if not self._needs_hessian(model, X):
                 with watching(Capture(parameters, second_order=True)) as capture:
                     z = call(X)
@@ -262,9 +261,7 @@ class TraceRegularizer:
         if self.samples is None:
             return X, y
         if batch_norms_train(model):
-            msg = (
-                "TraceRegularizer(samples): batch norm in train mode ties the samples of a batch "
-                "together; leave samples=None, or put the batch norms in eval mode"
-            )
-            raise CurvescopeError(msg)
+            rule = "batch norm in train mode ties the samples of a batch together"
+            remedy = "leave `samples=None`, or put the batch norms in eval mode"
+            raise CurvescopeError("TraceRegularizer(samples)", rule, remedy=remedy)
         return take(X, y, self.samples, self._stream)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from curvescope import _checks
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.flatness.measures import CurvatureMeasures, estimated_measures, exact_measures
 from curvescope.flatness.network_scores import (
     Scores,
@@ -106,8 +106,7 @@ def sharpness(
     """
     where = "sharpness(problem)"
     if not isinstance(problem, Problem):
-        msg = f"{where}: needs a Problem, got {type(problem).__name__}"
-        raise CurvescopeError(msg)
+        raise CurvescopeError(where, "needs a Problem", given=type(problem).__name__)
     _checks.generator(where, generator)
     _checks.one_of(where, "method", method, ("auto", "exact", "estimate"))
     probes = _checks.positive_int(where, "probes", probes, minimum=2)
@@ -155,8 +154,9 @@ def sharpness_by_mode(
     (['eval', 'train'], True)
     """
     if isinstance(test, Problem):
-        msg = "sharpness_by_mode(test): needs data, got a Problem, which has a mode of its own"
-        raise CurvescopeError(msg)
+        raise CurvescopeError(
+            "sharpness_by_mode(test)", "needs data", given="a Problem, which has a mode of its own"
+        )
     held_out = list(test) if isinstance(test, list) else test
     first = on_other_data(problem, problem.data, mode="eval")
     reports = {"eval": sharpness(first, generator=generator, test=held_out, **settings)}

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from curvescope import _checks
-from curvescope._checks import CurvescopeError
 from curvescope._state import copied
+from curvescope.errors import CurvescopeError
 from curvescope.flatness.network_scores import on_other_data
 from curvescope.layers import kind_of
 from curvescope.operators.base import LinearOperator

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from curvescope import _checks
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.flatness.network_scores import on_other_data
 from curvescope.operators.base import LinearOperator
 from curvescope.operators.gauss_newton import GaussNewton
@@ -117,8 +117,8 @@ def subsampling_study(
     repeats = _checks.positive_int(where, "repeats", repeats, minimum=2)
     probes = _checks.positive_int(where, "probes", probes)
     if problem.mode == "train":
-        msg = f"{where}: needs mode='eval', in mode='train' samples do not enter as a mean"
-        raise CurvescopeError(msg)
+        rule = "needs `mode='eval'`, in `mode='train'` samples do not enter as a mean"
+        raise CurvescopeError(where, rule)
     inputs, target = _gathered(problem)
     total = target.shape[0]
     kind = Hessian if matrix == "hessian" else GaussNewton
@@ -128,8 +128,8 @@ def subsampling_study(
     subsamples = []
     for size in sizes:
         if not 1 <= _checks.positive_int(where, "every size", size) <= total:
-            msg = f"{where}: sizes must be at most the {total} samples of the data, got {size}"
-            raise CurvescopeError(msg)
+            rule = f"`sizes` must be at most the {total} samples of the data"
+            raise CurvescopeError(where, rule, given=size)
         rows = []
         for _ in range(repeats):
             chosen = torch.randperm(total, generator=generator, device=generator.device)[:size]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.structure.factors import KroneckerFactors
 
 
@@ -77,8 +77,7 @@ class Spread:
         """The spread of at least one number."""
         all_ = [float(x) for x in numbers]
         if not all_:
-            msg = "Spread.of(numbers): needs at least one number"
-            raise CurvescopeError(msg)
+            raise CurvescopeError("Spread.of(numbers)", "needs at least one number")
         return cls(sum(all_) / len(all_), min(all_), max(all_))
 
 

@@ -27,8 +27,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from curvescope._checks import CurvescopeError, MemoryLimitError
 from curvescope._state import full_precision
+from curvescope.errors import CurvescopeError, MemoryLimitError
 from curvescope.operators.base import LinearOperator
 from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.operators.simple import LowRank
@@ -128,8 +128,8 @@ class ClassStructure:
         """
         if part not in PARTS:
             names = ", ".join(PARTS)
-            msg = f"ClassStructure.eigenvalues: part must be one of {names}, got {part!r}"
-            raise CurvescopeError(msg)
+            rule = f"`part` must be one of {names}"
+            raise CurvescopeError("ClassStructure.eigenvalues", rule, given=repr(part))
         operator: LowRank = getattr(self, f"{part}_part")
         return exact_spectrum(operator).values.flip(0)
 
@@ -184,12 +184,12 @@ class _Means:
         item = torch.empty(0, dtype=problem.dtype).element_size()
         needed, free = classes**2 * P * item, memory.free(problem.device)
         if needed > 0.8 * free:
-            msg = (
-                f"class_structure(problem): {classes}² means of {P} parameters take "
-                f"{memory.readable(needed)}, {memory.readable(free)} are free; restrict the "
-                "problem to a layer with problem.restrict(name)"
+            raise MemoryLimitError(
+                "class_structure(problem)",
+                f"{classes}² means of {P} parameters take {memory.readable(needed)}, "
+                f"{memory.readable(free)} are free",
+                remedy="restrict the problem to a layer with problem.restrict(name)",
             )
-            raise MemoryLimitError(msg)
         device = problem.device
         self._means = torch.zeros(classes, classes, P, dtype=problem.dtype, device=device)
         self._logs = torch.full((classes, classes), -torch.inf, dtype=torch.float64, device=device)
@@ -223,8 +223,7 @@ class _Means:
         """The means with their weights."""
         terms = int(self._counts.sum())
         if terms == 0:
-            msg = "Problem(data): no target counts (all are ignored)"
-            raise CurvescopeError(msg)
+            raise CurvescopeError("Problem(data)", "no target counts (all are ignored)")
         log_weights = self._logs - torch.tensor(terms, dtype=torch.float64).log()
         G = GaussNewton(self._problem)
         return ClassStructure(self._problem, G, self._counts, log_weights, self._means)

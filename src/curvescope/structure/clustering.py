@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from curvescope import _checks
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.problem.batches import Batch
 from curvescope.problem.problem import Problem
 from curvescope.record.capture import Capture, capture
@@ -117,8 +117,7 @@ def _labels(problem: Problem, batch: Batch, seen: Capture) -> Tensor:
     where, z = "logit_clusters(problem)", seen.output
     classes = problem.loss.at(z.detach(), batch.target).classes(where)
     if classes is None or z.ndim != 2 or z.shape[1] < 2 or bool((classes.labels < 0).any()):
-        msg = f"{where}: needs cross-entropy with one class label for each sample"
-        raise CurvescopeError(msg)
+        raise CurvescopeError(where, "needs cross-entropy with one class label for each sample")
     return classes.labels
 
 
@@ -173,15 +172,15 @@ def tsne(clusters: Clusters, *, generator: torch.Generator, perplexity: float = 
     try:
         from sklearn.manifold import TSNE
     except ImportError as error:
-        msg = "tsne: needs scikit-learn; install it with pip install 'curvescope[plots]'"
-        raise CurvescopeError(msg) from error
+        remedy = "install it with pip install 'curvescope[plots]'"
+        raise CurvescopeError("tsne", "needs scikit-learn", remedy=remedy) from error
     c = clusters.points.shape[0]
     all_ = torch.cat(
         [clusters.points.flatten(0, 1), clusters.logit_centers, clusters.class_centers]
     )
     if not 0 < perplexity < len(all_):
-        msg = f"tsne: perplexity must lie between 0 and the {len(all_)} points, got {perplexity}"
-        raise CurvescopeError(msg)
+        rule = f"`perplexity` must lie between 0 and the {len(all_)} points"
+        raise CurvescopeError("tsne", rule, given=perplexity)
     seed = int(torch.randint(2**31 - 1, (), generator=generator, device=generator.device))
     method = TSNE(
         n_components=2, perplexity=perplexity, init="random", random_state=seed, method="exact"

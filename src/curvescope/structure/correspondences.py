@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from curvescope import _checks
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.operators.algebra import HasEigenPairs
 
 
@@ -35,11 +35,11 @@ def matricize(vectors: Tensor | HasEigenPairs, outputs: int) -> Tensor:
     columns = columns[:, None] if columns.ndim == 1 else columns
     outputs = _checks.positive_int("matricize", "outputs", outputs)
     if columns.ndim != 2 or columns.shape[0] % outputs:
-        msg = (
-            f"matricize(vectors, outputs={outputs}): the columns must have m·n entries, got "
-            f"{list(columns.shape)}; take the block of the weight alone, without the bias"
+        rule = "the columns must have m·n entries"
+        remedy = "take the block of the weight alone, without the bias"
+        raise CurvescopeError(
+            f"matricize(vectors, outputs={outputs})", rule, given=list(columns.shape), remedy=remedy
         )
-        raise CurvescopeError(msg)
     return columns.T.reshape(columns.shape[1], outputs, -1)
 
 
@@ -102,12 +102,11 @@ def correspondence(vectors: Tensor | HasEigenPairs, basis: Tensor, *, side: str)
     _checks.one_of("correspondence", "side", side, ("input", "output"))
     columns = vectors if isinstance(vectors, Tensor) else vectors.vectors
     if basis.ndim != 2 or columns.shape[0] % basis.shape[0]:
-        msg = (
-            f"correspondence(vectors, basis, side={side!r}): the vectors need m·n entries and the "
-            f"basis columns of the {side} dimension, got {list(columns.shape)} and "
-            f"{list(basis.shape)}"
+        raise CurvescopeError(
+            f"correspondence(vectors, basis, side={side!r})",
+            f"the vectors need m·n entries and the basis columns of the {side} dimension",
+            given=f"{list(columns.shape)} and {list(basis.shape)}",
         )
-        raise CurvescopeError(msg)
     other = columns.shape[0] // basis.shape[0]
     matrices = matricize(columns, other if side == "input" else basis.shape[0])
     pattern = "kmn,nr->rkm" if side == "input" else "kmn,mr->rkn"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from curvescope import _checks
-from curvescope._checks import CurvescopeError, Inapplicable
+from curvescope.errors import CurvescopeError, Inapplicable
 from curvescope.layers import as_matrix
 from curvescope.operators.kronecker import KroneckerOperator
 from curvescope.problem.batches import Batch
@@ -142,8 +142,7 @@ def kronecker_factors(
         for own in moments.values():
             own.end_batch()
     if sum(own.weight for own in moments.values()) == 0:
-        msg = "Problem(data): no target counts (all are ignored)"
-        raise CurvescopeError(msg)
+        raise CurvescopeError("Problem(data)", "no target counts (all are ignored)")
     found = {
         name: _by_class(name, moments, classes, bias, problem.dtype)
         if by_class
@@ -202,11 +201,10 @@ def _add_piece(
         for label, (index, samples, weight) in members.items():
             own = moments.setdefault((name, label), LayerMoments(seen, name))
             if own.positions != seen.positions[name]:
-                msg = (
-                    f"kronecker_factors: layer {name!r} needs the same number of positions in all "
-                    f"batches, got {own.positions} and {seen.positions[name]}"
+                rule = f"layer {name!r} needs the same number of positions in all batches"
+                raise Inapplicable(
+                    "kronecker_factors", rule, given=f"{own.positions} and {seen.positions[name]}"
                 )
-                raise Inapplicable(msg)
             own.add_inputs(_some(seen.inputs[name], index, seen.samples), samples, weight)
     last = directions.shape[1] - 1
     for k in range(last + 1):
@@ -227,11 +225,8 @@ def _by_label(batch: Batch, z: Tensor, loss: LossAt) -> tuple[Members, int]:
     y, outputs = batch.target, z[0].numel()
     labels = isinstance(y, Tensor) and not y.is_floating_point() and y.numel() == z.shape[0]
     if not labels or not loss.count == loss.weight == z.shape[0]:
-        msg = (
-            "kronecker_factors(by_class=True): needs one class label for each sample, all of the "
-            "same weight"
-        )
-        raise CurvescopeError(msg)
+        rule = "needs one class label for each sample, all of the same weight"
+        raise CurvescopeError("kronecker_factors(by_class=True)", rule)
     members: Members = {}
     for label in y.unique().tolist():
         index = (y.flatten() == label).nonzero()[:, 0]

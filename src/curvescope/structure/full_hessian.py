@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from curvescope import _checks
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.layers import add_gram, as_stored, mirror
 from curvescope.problem.problem import Problem
 from curvescope.record.capture import Capture, capture
@@ -71,8 +71,7 @@ def full_output_hessian(
         gram = _gram(seen, root(LossHessian(), loss, seen.output, batch.index))
         total = gram.double() if total is None else total + gram
     if total is None or weight == 0:
-        msg = "Problem(data): no target counts (all are ignored)"
-        raise CurvescopeError(msg)
+        raise CurvescopeError("Problem(data)", "no target counts (all are ignored)")
     return FullOutputHessian(
         names,
         tuple(layer_of(problem.model, name).matrix_shape[0] for name in names),
@@ -143,11 +142,8 @@ def full_hessian_approximation(
     k = _checks.positive_int("full_hessian_approximation", "k", k)
     full = full_output_hessian(problem, layers=layers)
     if k > len(full.matrix):
-        msg = (
-            f"full_hessian_approximation: k must be at most the {len(full.matrix)} outputs of all "
-            f"layers, got {k}"
-        )
-        raise CurvescopeError(msg)
+        rule = f"`k` must be at most the {len(full.matrix)} outputs of all layers"
+        raise CurvescopeError("full_hessian_approximation", rule, given=k)
     sigma, u = torch.linalg.eigh(full.matrix.double())
     sigma, u = sigma.flip(0)[:k].clamp_min(0), u.flip(1)[:, :k]
     space = problem.params

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from curvescope import _checks
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.operators.algebra import knockout
 from curvescope.operators.base import LinearOperator
 from curvescope.operators.gauss_newton import GaussNewton
@@ -81,11 +81,9 @@ class ClassDual:
         _checks.one_of(where, "how", how, HOW)
         if "within" in names:
             if names != ["within"] or how == "project":
-                msg = (
-                    f"{where}: the within part spans nearly everything; knock it out alone and "
-                    "with how='subtract'"
-                )
-                raise CurvescopeError(msg)
+                rule = "the within part spans nearly everything"
+                remedy = "knock it out alone and with `how='subtract'`"
+                raise CurvescopeError(where, rule, remedy=remedy)
             X = self.bases["between"]
             return ExactSpectrum.of_gram(X.T @ self.gram @ X, self.dimension)
         X = torch.cat([self.bases[name] for name in names], 1)
@@ -244,11 +242,9 @@ def class_knockouts(
         exact = {way: dual.knocked_out(*way) for way in ways}
         return Knockouts(dual.classes, dual.spectrum(), exact)
     if generator is None:
-        msg = (
-            f"class_knockouts(problem): the Gram matrix has {form.size} rows, more than "
-            f"limit={limit}; Lanczos needs a generator, or raise limit"
-        )
-        raise CurvescopeError(msg)
+        rule = f"the Gram matrix has {form.size} rows, more than `limit={limit}`"
+        remedy = "Lanczos needs a generator, or raise `limit`"
+        raise CurvescopeError("class_knockouts(problem)", rule, remedy=remedy)
     structure = class_structure(problem if layer is None else problem.restrict(layer))
     G = structure.operator
 

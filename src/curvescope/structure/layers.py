@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from curvescope import _checks
-from curvescope._checks import CurvescopeError, Inapplicable
 from curvescope._state import full_precision
+from curvescope.errors import CurvescopeError, Inapplicable
 from curvescope.problem import Problem
 from curvescope.problem.losses import Classes
 from curvescope.record import memory, samples
@@ -154,11 +154,11 @@ def layer_moments(
         _check_size(problem, names, z)
         e = extended(problem.loss, z, target, "layer_statistics(problem)")
         if len(e.labels) != len(z):
-            msg = (
-                "layer_statistics(problem): needs one label for each sample, got an output "
-                f"{list(z.shape)} with {len(e.labels) // len(z)} labels a sample"
+            raise Inapplicable(
+                "layer_statistics(problem)",
+                "needs one label for each sample",
+                given=f"an output {list(z.shape)} with {len(e.labels) // len(z)} labels a sample",
             )
-            raise Inapplicable(msg)
         current[:] = [e]
         return e.directions.reshape(len(z), e.classes, *z.shape[1:])
 
@@ -176,8 +176,7 @@ def layer_moments(
                     own = moments.setdefault(name, LayerMoments(record, current[0].classes))
                     own.add(record, current[0])
     if not any(bool(own.counts.any()) for own in moments.values()):
-        msg = "Problem(data): no target counts (all are ignored)"
-        raise CurvescopeError(msg)
+        raise CurvescopeError("Problem(data)", "no target counts (all are ignored)")
     return moments
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from curvescope import _checks, _random
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 
 _REACH = 12.0  # standard deviations over which the error is integrated
 _NODES = 961  # of the trapezoidal rule, which is exact to rounding for a Gaussian times a smooth f
@@ -44,11 +44,8 @@ class CanonicalModel:
         _checks.positive_int(where, "classes", self.classes, minimum=2)
         _checks.finite_float(where, "signal", self.signal, minimum=0.0)
         if self.features < self.classes:
-            msg = (
-                f"{where}: {self.classes} orthogonal class means need at least as many features, "
-                f"got {self.features}"
-            )
-            raise CurvescopeError(msg)
+            rule = f"{self.classes} orthogonal class means need at least as many features"
+            raise CurvescopeError(where, rule, given=self.features)
 
     @property
     def power(self) -> float:
@@ -125,11 +122,8 @@ def symmetric_probabilities(classes: int, alpha: float) -> Tensor:
     _checks.positive_int(where, "classes", classes, minimum=2)
     alpha = _checks.finite_float(where, "alpha", alpha, minimum=0.0)
     if alpha > 1 - 1 / classes:
-        msg = (
-            f"{where}: alpha must be at most 1 − 1/C = {1 - 1 / classes:.4g}, the rate of "
-            f"guessing, got {alpha!r}"
-        )
-        raise CurvescopeError(msg)
+        rule = f"`alpha` must be at most 1 − 1/C = {1 - 1 / classes:.4g}, the rate of guessing"
+        raise CurvescopeError(where, rule, given=repr(alpha))
     P = torch.full((classes, classes), alpha / (classes - 1), dtype=torch.float64)
     return P.fill_diagonal_(1 - alpha)
 
@@ -199,11 +193,10 @@ def sampled_fim(X: Tensor, probabilities: Tensor) -> Tensor:
             [-1.,  1.]])
     """
     if X.ndim != 2 or probabilities.ndim != 2 or len(X) != len(probabilities):
-        msg = (
-            "sampled_fim: needs points [N, D] and probabilities [N, C], got "
-            f"{list(X.shape)} and {list(probabilities.shape)}"
+        rule = "needs points [N, D] and probabilities [N, C]"
+        raise CurvescopeError(
+            "sampled_fim", rule, given=f"{list(X.shape)} and {list(probabilities.shape)}"
         )
-        raise CurvescopeError(msg)
     D, C = X.shape[1], probabilities.shape[1]
     root = torch.eye(C, dtype=X.dtype) - probabilities[:, :, None]
     root = root * probabilities.sqrt()[:, None, :]  # U = root rootᵀ

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from curvescope import _checks
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.operators.algebra import Projected
 from curvescope.operators.base import LinearOperator
 from curvescope.operators.gram import GramForm
@@ -123,11 +123,9 @@ def attribute_outliers(
             dual_of_form(form if layer is None else form.restrict(layer)), generator=generator
         )
     if generator is None:
-        msg = (
-            f"attribute_outliers(problem): the Gram matrix has {form.size} rows, more than "
-            f"limit={limit}; the search needs a generator, or raise limit"
-        )
-        raise CurvescopeError(msg)
+        rule = f"the Gram matrix has {form.size} rows, more than `limit={limit}`"
+        remedy = "the search needs a generator, or raise `limit`"
+        raise CurvescopeError("attribute_outliers(problem)", rule, remedy=remedy)
     structure = class_structure(problem if layer is None else problem.restrict(layer))
     return _by_search(structure, generator)
 

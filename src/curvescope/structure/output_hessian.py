@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from curvescope import _checks
-from curvescope._checks import CurvescopeError
 from curvescope._random import gaussian
+from curvescope.errors import CurvescopeError
 from curvescope.operators.base import LinearOperator
 from curvescope.problem.problem import Problem
 from curvescope.record.selection import layer_of, linear_layers
@@ -31,14 +31,14 @@ def _later_product(later: Sequence[Tensor], classes: int) -> Tensor:
     for W in reversed(later):
         if W.ndim != 2 or (S is not None and S.shape[1] != W.shape[0]):
             shapes = " · ".join(str(list(w.shape)) for w in reversed(later))
-            msg = f"_later_product(later): the weights must chain as matrices, got {shapes}"
-            raise CurvescopeError(msg)
+            rule = "the weights must chain as matrices"
+            raise CurvescopeError("_later_product(later)", rule, given=shapes)
         S = W if S is None else S @ W
     if S is None:
         return torch.eye(classes, dtype=torch.float64)
     if S.shape[0] != classes:
-        msg = f"_later_product(later): the last weight needs {classes} rows, got {S.shape[0]}"
-        raise CurvescopeError(msg)
+        rule = f"the last weight needs {classes} rows"
+        raise CurvescopeError("_later_product(later)", rule, given=S.shape[0])
     return S.double()
 
 
@@ -115,8 +115,8 @@ def output_hessian_theory(
     order = [name for name in linear_layers(problem) if name in factors]
     last = linear_layers(problem)[-1]
     if last not in factors:
-        msg = f"output_hessian_theory(factors): the last layer {last!r} must be among them"
-        raise CurvescopeError(msg)
+        rule = f"the last layer {last!r} must be among them"
+        raise CurvescopeError("output_hessian_theory(factors)", rule)
     A = factors[last].output_hessian
     classes = A.shape[0]
     theories: dict[str, OutputTheory] = {}
@@ -131,8 +131,8 @@ def output_hessian_theory(
             )
         later.insert(0, layer.matrix.detach().cpu())
     if not theories or classes < 2:
-        msg = "output_hessian_theory(problem): needs a linear last layer with at least two outputs"
-        raise CurvescopeError(msg)
+        rule = "needs a linear last layer with at least two outputs"
+        raise CurvescopeError("output_hessian_theory(problem)", rule)
     return {name: theories[name] for name in order if name in theories}
 
 
@@ -204,8 +204,8 @@ def random_two_layer(
         _checks.positive_int("random_two_layer", name, value)
     _checks.positive_int("random_two_layer", "classes", classes, minimum=2)
     if width < classes:
-        msg = f"random_two_layer: width must be at least the {classes} classes, got {width}"
-        raise CurvescopeError(msg)
+        rule = f"`width` must be at least the {classes} classes"
+        raise CurvescopeError("random_two_layer", rule, given=width)
     _checks.generator("random_two_layer", generator)
 
     def draw(*shape: int) -> Tensor:

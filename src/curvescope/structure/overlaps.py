@@ -9,7 +9,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.operators.algebra import HasEigenPairs
 
 
@@ -39,26 +39,26 @@ def overlap(U: Tensor | HasEigenPairs, V: Tensor | HasEigenPairs) -> Tensor:
 def _columns(X: Tensor | HasEigenPairs, name: str) -> Tensor:
     vectors = X if isinstance(X, Tensor) else X.vectors
     if vectors.ndim != 2 or not vectors.is_floating_point():
-        msg = f"overlap({name}): needs columns [d, K], got {vectors.dtype} {list(vectors.shape)}"
-        raise CurvescopeError(msg)
+        rule = "needs columns [d, K]"
+        raise CurvescopeError(
+            f"overlap({name})", rule, given=f"{vectors.dtype} {list(vectors.shape)}"
+        )
     gram = (vectors.T @ vectors).double()
     slack = 1e-3 if vectors.dtype == torch.float32 else 1e-6
     error = float(
         (gram - torch.eye(len(gram), dtype=torch.float64, device=gram.device)).abs().max()
     )
     if not error <= slack:
-        msg = (
-            f"overlap({name}): the columns must be orthonormal, their inner products are off by "
-            f"{error:.2g}; orthonormalize them with torch.linalg.qr"
-        )
-        raise CurvescopeError(msg)
+        rule = f"the columns must be orthonormal, their inner products are off by {error:.2g}"
+        remedy = "orthonormalize them with torch.linalg.qr"
+        raise CurvescopeError(f"overlap({name})", rule, remedy=remedy)
     return vectors
 
 
 def _curve(U: Tensor, V: Tensor) -> Tensor:
     if U.shape[0] != V.shape[0]:
-        msg = f"overlap(U, V): columns must have one length, got {U.shape[0]} and {V.shape[0]}"
-        raise CurvescopeError(msg)
+        rule = "columns must have one length"
+        raise CurvescopeError("overlap(U, V)", rule, given=f"{U.shape[0]} and {V.shape[0]}")
     k = min(U.shape[1], V.shape[1])
     squares = (U[:, :k].T @ V[:, :k].to(U)).double().square()
     sums = squares.cumsum(0).cumsum(1).diagonal()
@@ -95,8 +95,8 @@ def pairwise_overlap(models: Sequence[Tensor | HasEigenPairs]) -> PairwiseOverla
     tensor([0.3333, 1.0000], dtype=torch.float64)
     """
     if len(models) < 2:
-        msg = f"pairwise_overlap(models): needs at least two models, got {len(models)}"
-        raise CurvescopeError(msg)
+        rule = "needs at least two models"
+        raise CurvescopeError("pairwise_overlap(models)", rule, given=len(models))
     columns = [_columns(X, f"model {i}") for i, X in enumerate(models)]
     k = min(X.shape[1] for X in columns)
     pairs = combinations([X[:, :k] for X in columns], 2)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.structure.factors import KroneckerFactors
 
 NEAR = 0.05  # a peak within this share of m counts as one at m
@@ -85,15 +85,15 @@ def overlap_prediction(
     """
     for name, factors in (("first", first), ("second", second)):
         if factors.bias:
-            msg = f"overlap_prediction({name}): needs factors without the bias, use bias=False"
-            raise CurvescopeError(msg)
+            rule = "needs factors without the bias, use `bias=False`"
+            raise CurvescopeError(f"overlap_prediction({name})", rule)
     m, n = len(first.output_hessian), len(first.autocorrelation)
     if (len(second.output_hessian), len(second.autocorrelation)) != (m, n):
-        msg = (
-            f"overlap_prediction: the two layers must have one shape, got {m} × {n} and "
-            f"{len(second.output_hessian)} × {len(second.autocorrelation)}"
+        raise CurvescopeError(
+            "overlap_prediction",
+            "the two layers must have one shape",
+            given=f"{m} × {n} and {len(second.output_hessian)} × {len(second.autocorrelation)}",
         )
-        raise CurvescopeError(msg)
     spectra = [_Spectrum.of(factors) for factors in (first, second)]
     alignment = float(torch.dot(spectra[0].t1, spectra[1].t1).square())
     conditions = (spectra[0].condition(), spectra[1].condition())
