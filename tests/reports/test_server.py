@@ -467,7 +467,7 @@ def test_a_port_in_use_is_one_sentence(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "example.org", "no address"])
 def test_addresses_that_cannot_be_checked(tmp_path: Path, host: str) -> None:
-    with pytest.raises(CurvescopeError, match="--host must be"):
+    with pytest.raises(CurvescopeError, match="view: host must be"):
         Viewer(tmp_path, host=host)
 
 
