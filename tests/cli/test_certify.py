@@ -266,8 +266,8 @@ def test_a_finished_certificate_is_shown_and_not_computed_again(
     ("options", "difference"),
     [
         (["--seed", "4"], "seed is 0 there and 4 here"),
-        (["--epochs", "6"], "method.epochs is 5 there and 6 here"),
-        (["--delta", "0.05"], "confidence.sample is 0.025 there and 0.05 here"),
+        (["--epochs", "6"], "--epochs is 5 there and 6 here"),
+        (["--delta", "0.05"], "--delta is 0.025 there and 0.05 here"),
         (["--slack", "0.04"], "slack is 0.05 there and 0.04 here"),
         (["--prior-split", "0.5"], "prior-split is None there and 0.5 here"),
         (["--method", "iter"], "method.name is 'local' there and 'iter' here"),

@@ -52,7 +52,7 @@ FILES = ["--weights", "bad.safetensors", "--initial", "bad.safetensors"]
         (["train", "F-4", "--data", "digits-R"], "--data 'digits-R' needs --data-seed for its"),
         (["train", "F-4", "--data", "nothing"], "a data set must be one of mnist-6k"),
         ([*ANALYZE, "--loss", "hinge"], "--loss must be one of"),
-        ([*ANALYZE, "--layers", "fc9"], "--layers: 'fc9' is no linear"),
+        ([*ANALYZE, "--layers", "fc9"], "--layers: 'fc9' is no layer"),
         ([*ANALYZE, "--weights", "bad.safetensors"], "'bad.safetensors': is not a complete"),
         ([*ANALYZE, "--weights", "none.safetensors"], "'none.safetensors': cannot be read"),
         ([*ANALYZE, "--weights", "."], "'.': is a folder, but not that of a training run; name a"),

@@ -126,8 +126,8 @@ class Layout:
     def _entry(state: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:
         if name not in state or tuple(state[name].shape) != shape:
             got = list(state[name].shape) if name in state else "nothing of this name"
-            rule = f"the state must hold {name!r} of shape {list(shape)}"
-            raise CurvescopeError("certify", rule, given=got)
+            rule = f"must hold {name!r} of shape {list(shape)}"
+            raise CurvescopeError("certify(initial_state)", rule, given=got)
         return state[name].detach()
 
     def state(self, flat: Tensor) -> dict[str, Tensor]:

@@ -139,7 +139,8 @@ def _try_out(problem: Problem, test: Problem | None) -> None:
         try:
             test.value()
         except CurvescopeError as error:
-            raise CurvescopeError("test data", error) from error
+            error.where = "test data"
+            raise
 
 
 Compute = Callable[[Context], Outcome[Any]]
@@ -182,8 +183,8 @@ def kind_of(stage: str) -> Any:
     """
     kind, dash, _ = stage.partition("-")
     if kind + dash not in _KINDS:
-        rule = f"there is no stage {stage!r}"
-        raise CurvescopeError("analyze", rule, remedy="remove it from the configuration")
+        remedy = "remove it from the configuration"
+        raise CurvescopeError("analyze", f"there is no stage {stage!r}", remedy=remedy)
     return _KINDS[kind + dash]
 
 

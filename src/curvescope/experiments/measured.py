@@ -107,7 +107,7 @@ def measured_run(
     trained.finished_run(folder)
     if config.loss is not None:
         raise CurvescopeError(
-            f"compare {str(folder)!r}",
+            repr(str(folder)),
             "was trained with a loss of one's own, which no name stands for",
             remedy="analyze it with curvescope analyze --loss CODE first",
         )
@@ -130,7 +130,7 @@ def measured_run(
 
 def _config(folder: Path) -> Training | None:
     """The configuration of a training; None for an analysis."""
-    where = f"compare {str(folder)!r}"
+    where = repr(str(folder))
     if not (folder / "config.json").exists():
         rule = "is not the folder of a run"
         raise CurvescopeError(where, rule, remedy="make one with curvescope train or analyze")
@@ -155,7 +155,7 @@ def _of_analysis(folder: Path, shown: Path) -> MeasuredRun:
     if measured is None:
         rule = "the analysis has not measured the sharpness yet"
         remedy = "go on with curvescope analyze"
-        raise CurvescopeError(f"compare {str(folder)!r}", rule, remedy=remedy)
+        raise CurvescopeError(repr(str(folder)), rule, remedy=remedy)
     above = folder.resolve().parent
     config = _config(above) if (above / "config.json").exists() else None
     known = {} if config is None else _training(config)

@@ -210,7 +210,8 @@ def _check(
             given=f"{len(models)} models, {len(recipes)} recipes, {len(folders or ())} folders",
         )
     if len({(recipe.epochs, recipe.batch_size) for recipe in recipes}) > 1:
-        raise CurvescopeError(where, "runs side by side must have the same epochs and batch_size")
+        rule = "runs side by side must have the same `epochs` and `batch_size`"
+        raise CurvescopeError(where, rule)
     if len({id(model) for model in models}) < len(models):
         rule = "every run needs a model of its own"
         raise CurvescopeError(where, rule, remedy="copy it with copy.deepcopy(model)")

@@ -82,9 +82,8 @@ def as_tensors(
     """
     pair = getattr(data, "tensors", data)
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        got = type(data).__name__
         rule = "`data` must be a pair of tensors (X, y) or a data set"
-        raise CurvescopeError(where, rule, given=got)
+        raise CurvescopeError(where, rule, given=type(data).__name__)
     X, y = pair
     if not isinstance(X, Tensor) or not isinstance(y, Tensor):
         rule = "inputs and targets must be tensors"

@@ -85,7 +85,7 @@ class Recipe:
 
     def _check_averaging(self, where: str) -> None:
         needed = [
-            f"{name}={value!r}"
+            f"`{name}={value!r}`"
             for name, value in (("optimizer", self.optimizer), ("schedule", self.schedule))
             if value in ("gadam", "averaging")
         ]

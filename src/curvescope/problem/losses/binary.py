@@ -189,8 +189,6 @@ def _broadcast(weight: Tensor | None, output: Tensor) -> Tensor | None:
 
 
 def _refuse(weight: Tensor, output: Tensor) -> Tensor:
-    rule = (
-        f"weights must fit the entries {list(output.shape[1:])} of one sample and be the same for "
-        "all samples"
-    )
+    entries = f"the entries {list(output.shape[1:])} of one sample"
+    rule = f"weights must fit {entries} and be the same for all samples"
     raise CurvescopeError("binary_logistic", rule, given=list(weight.shape))
