@@ -140,9 +140,13 @@ def test_minibatch_metric_costs_less_than_a_step() -> None:
     X, y = torch.randn(32, 3, 12, 12, generator=generator()), torch.arange(32) % 10
     with FlopCounterMode(display=False) as step:
         F.cross_entropy(model(X), y).backward()
-    with FlopCounterMode(display=False) as metric:
-        minibatch_metric(model, X, y, generator=generator())
-    assert metric.get_total_flops() < 0.8 * step.get_total_flops()
+    costs = []
+    for _ in range(2):
+        with FlopCounterMode(display=False) as metric:
+            minibatch_metric(model, X, y, generator=generator())
+        costs.append(metric.get_total_flops() / step.get_total_flops())
+    assert costs[0] < 1.0  # a new model is tried out with five samples
+    assert costs[1] < 0.7
     with pytest.raises(cs.CurvescopeError, match="no parameter of the model requires grad"):
         minibatch_metric(model.requires_grad_(False), X, y, generator=generator())
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 import curvescope as cs
 from curvescope.flatness.trace_gradient.independence import rows_per_sample
-from curvescope.record.samples import apart, independent
+from curvescope.problem.independence import apart
+from tests.problem.test_problem_leaves_no_trace import _assert_same, snapshot
 
 N, T, D, C = 5, 3, 4, 2
 DRAWS = 400
@@ -25,7 +26,7 @@ class Flattening(nn.Module):
         self.token_wise = token_wise
 
     def forward(self, x: Tensor) -> Tensor:
-        h = torch.relu(self.inside(x.reshape(-1, D))).reshape(-1, T, D)
+        h = torch.relu(self.inside(x.reshape(-1, D))).reshape(-1, x.shape[1], D)
         weights = (h @ h.detach().mT).softmax(-1).detach()
         h = weights @ h
         return self.head(h.reshape(-1, D)) if self.token_wise else self.head(h.sum(1))
@@ -40,7 +41,7 @@ class PositionsFirst(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = x.transpose(0, 1)  # [T, N, D]
-        h = self.inside(h.reshape(-1, D)).reshape(T, -1, D) if self.flat else self.inside(h)
+        h = self.inside(h.reshape(-1, D)).reshape(len(h), -1, D) if self.flat else self.inside(h)
         return self.head(torch.relu(h).sum(0))
 
 
@@ -99,6 +100,46 @@ class Detached(nn.Module):
         return self.head(h - h.detach().mean(0))
 
 
+class NotTheNext(nn.Module):
+    """Every sample sees the one after the next: two samples alone would see themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside, self.head = nn.Linear(T * D, 4), nn.Linear(4, C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inside(x.flatten(1))
+        return self.head(torch.relu(h + h.roll(2, 0)))
+
+
+class Gate(nn.Module):
+    """What the batch has in common, behind a gate that is closed at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside, self.head = nn.Linear(T * D, 4), nn.Linear(4, C)
+        self.gate = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inside(x.flatten(1))
+        return self.head(torch.relu(h + self.gate * h.mean(0)))
+
+
+class OwnNorm(nn.Module):
+    """A norm of the user's own, with the mean of the batch in training mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside, self.head = nn.Linear(T * D, 4), nn.Linear(4, C)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inside(x.flatten(1))
+        if self.training:
+            self.mean.mul_(0.9).add_(0.1 * h.detach().mean(0))
+        return self.head(torch.relu(h - (h.mean(0) if self.training else self.mean)))
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "flattening": (lambda: Flattening(token_wise=False), (T, 1)),
     "flattening-token-wise": (lambda: Flattening(token_wise=True), (T, T)),
@@ -109,6 +150,9 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "attention": (Attention, (1,)),
     "constant": (Constant, (0, 1)),
     "detached": (Detached, ()),
+    "not-the-next": (NotTheNext, ()),
+    "gate": (Gate, ()),
+    "own-norm": (OwnNorm, ()),
 }
 
 
@@ -156,7 +200,61 @@ def test_the_penalty_is_unbiased(name: str, probes: int) -> None:
         ]
     )
     spread = float(values.std()) / DRAWS**0.5
+    # A penalty by itself runs the model without dropout; norms alone stay in training mode.
+    model = model.eval() if name == "own-norm" else model
     assert abs(float(values.mean()) - exact_trace(model, X)) < 4 * spread + 1e-9
+
+
+def mean_penalty(model: nn.Module, X: Tensor) -> tuple[float, float]:
+    """Over many draws, as a training gets it, with the standard error."""
+    g = torch.Generator().manual_seed(4)
+    regularizer = cs.TraceRegularizer("ggn", weight=1.0, loss="mse", generator=g)
+    y = torch.zeros(len(X), C, dtype=torch.float64)
+    values = torch.stack(
+        [regularizer.objective(model, X, y).penalty.detach() for _ in range(DRAWS)]
+    )
+    return float(values.mean()), float(values.std()) / DRAWS**0.5
+
+
+@pytest.mark.parametrize("name", [n for n in MODELS if n not in ("flattening-token-wise",)])
+def test_the_penalty_of_a_training_is_unbiased(name: str) -> None:
+    model, X = build(name), inputs()
+    mean, spread = mean_penalty(model, X)
+    assert abs(mean - exact_trace(model, X)) < 4 * spread + 1e-9
+
+
+def test_a_gate_that_opens_during_a_training() -> None:
+    model, X = build("gate"), inputs()
+    mean_penalty(model, X)
+    with torch.no_grad():
+        model.gate.fill_(1.0)
+    mean, spread = mean_penalty(model, X)
+    assert abs(mean - exact_trace(model, X)) < 4 * spread
+
+
+@pytest.mark.parametrize("name", ["positions-first-flat", "flattening"])
+def test_other_lengths_and_batches_than_those_tried_out(name: str) -> None:
+    model = build(name)
+    g = torch.Generator().manual_seed(6)
+    for samples, length in ((5, 1), (2, 3), (5, 3), (7, 3)):
+        X = torch.randn(samples, length, D, generator=g, dtype=torch.float64)
+        mean, spread = mean_penalty(model, X)
+        assert abs(mean - exact_trace(model, X)) < 4 * spread
+
+
+def test_a_trial_leaves_no_trace() -> None:
+    for name in ("own-norm", "gate"):
+        model, X = build(name), inputs()
+        before = snapshot(model)
+        rows_per_sample(model, X)
+        after = snapshot(model)
+        for key, value in before.items():
+            _assert_same(key, after[key], value)
+
+
+def test_dropout_keeps_samples_apart() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(T * D, 4), nn.Dropout(0.5), nn.Linear(4, C))
+    assert rows_per_sample(model.double().train(), inputs()) == (1, 1)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -165,8 +263,8 @@ def test_independent_samples_of_a_problem(name: str) -> None:
     if name == "flattening-token-wise":
         pytest.skip("its targets are tokens")
     problem = cs.Problem(model, (X, torch.zeros(N, C, dtype=torch.float64)), loss="mse")
-    expected = name not in ("over-the-batch", "detached")
-    assert independent(problem, next(problem.batches())) is expected
+    expected = name not in ("over-the-batch", "detached", "not-the-next")
+    assert problem.samples_apart(next(problem.batches())) is expected
 
 
 def test_one_sample_cannot_tell() -> None:

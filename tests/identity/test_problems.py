@@ -51,7 +51,26 @@ def test_in_training_mode_the_batches_count(way: str) -> None:
 
 def test_a_norm_without_statistics_sees_batches_in_evaluation_too() -> None:
     model = nn.Sequential(nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 3)).double()
-    whole, cut = (Problem(model, samples(), batch_size=size) for size in (None, 4))
+    X, y = samples()
+    whole = Problem(model, (X, y))
+    cut = Problem(model, list(zip(X.split(4), y.split(4), strict=True)))
+    assert whole.identity != cut.identity
+    assert not torch.allclose(whole.gradient(), cut.gradient())
+
+
+def test_samples_that_attend_to_each_other_see_batches_too() -> None:
+    class OverTheBatch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.layer(x)
+            return (h @ h.mT).softmax(1) @ h
+
+    model, (X, y) = OverTheBatch().double(), samples()
+    whole = Problem(model, (X, y))
+    cut = Problem(model, list(zip(X.split(4), y.split(4), strict=True)))
     assert whole.identity != cut.identity
     assert not torch.allclose(whole.gradient(), cut.gradient())
 

@@ -192,9 +192,9 @@ def test_the_check_needs_no_pass_of_the_model_and_is_made_once() -> None:
 
     problem = cs.Problem(net, (X, Y), counted)
     problem.value()
-    assert calls == {"model": 1, "loss": 8}  # the value, the whole and three times two parts
+    assert calls == {"model": 1, "loss": 10}  # the value, twice alike, the whole, 3 × two parts
     problem.value()
-    assert calls == {"model": 2, "loss": 9}
+    assert calls == {"model": 2, "loss": 11}
 
 
 def test_single_samples_need_no_check() -> None:
@@ -231,6 +231,137 @@ def test_targets_that_cannot_be_cut_need_a_declaration() -> None:
         cs.Problem(linear(), data, known).value()
     told = cs.Problem(linear(), data, cs.losses.Custom(known, average="samples"))
     torch.testing.assert_close(told.value(), F.cross_entropy(linear()(X), Y).detach())
+
+
+# What a callable depends on ----------------------------------------------------------------------
+
+
+def penalized(net: nn.Module) -> Any:
+    def loss(z: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(z, y) + 0.1 * sum(p.square().sum() for p in net.parameters())
+
+    return loss
+
+
+def again(net: nn.Module) -> Any:
+    return lambda z, y: F.cross_entropy(z, y) + 0.1 * net(torch.ones(1, 2).double()).square().sum()
+
+
+@pytest.mark.parametrize("sizes", [(9,), (1,) * 9], ids=["one", "nine"])
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("make", [penalized, again])
+def test_a_loss_that_reads_the_weights_itself_is_refused(
+    make: Any, frozen: bool, sizes: tuple[int, ...]
+) -> None:
+    """Its gradient would be that of the output's part alone, and its Hessian too."""
+    net = linear().requires_grad_(not frozen)
+    data = list(zip(X.split(sizes), Y.split(sizes), strict=True))
+    params = ["weight"] if frozen else None
+    for road in (cs.Problem.value, cs.Problem.gradient, lambda p: cs.Hessian(p).dense()):
+        with pytest.raises(cs.CurvescopeError, match="reads the model's weights by itself"):
+            road(cs.Problem(net, data, make(net), params=params))
+
+
+class Scaled(nn.Module):
+    """A loss with a parameter and running statistics of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]).double())
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, z: Tensor, y: Tensor) -> Tensor:
+        self.calls += 1
+        return F.cross_entropy(z * self.scale, y)
+
+
+def test_a_loss_with_parameters_of_its_own() -> None:
+    net, loss = linear(), Scaled()
+    ours = cs.Problem(net, (X, Y), loss)
+    scaled = cs.Problem(net, (X, Y), lambda z, y: F.cross_entropy(z * loss.scale.detach(), y))
+    torch.testing.assert_close(cs.Hessian(ours).dense(), cs.Hessian(scaled).dense())
+    assert (loss.scale.grad, float(loss.calls)) == (None, 0.0)
+
+
+SCALE = torch.tensor([1.0, 2.0, 3.0]).double()
+
+
+def changing(kind: str) -> tuple[Any, Tensor]:
+    scale = SCALE.clone()
+    if kind == "module":
+        module = Scaled()
+        return module, module.scale
+    if kind == "captured":
+        return lambda z, y: F.cross_entropy(z * scale, y), scale
+    if kind == "bound":
+        return partial(lambda z, y, scale: F.cross_entropy(z * scale, y), scale=scale), scale
+    return lambda z, y: F.cross_entropy(z * SCALE, y), SCALE
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("kind", ["module", "captured", "bound", "global"])
+def test_a_loss_whose_numbers_change_is_noticed(kind: str, keep: bool) -> None:
+    loss, scale = changing(kind)
+    H = cs.Hessian(cs.Problem(linear(), (X, Y), loss), keep=keep)
+    v = torch.ones(H.shape[0], dtype=F64)
+    H @ v
+    try:
+        scale.data.mul_(2.0)
+        with pytest.raises(cs.CurvescopeError, match="that the loss refers to have changed"):
+            H @ v
+    finally:
+        scale.data.div_(2.0)
+    H @ v
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, z: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.drop(z), y)
+
+
+@pytest.mark.parametrize("sizes", [(9,), (1,) * 9], ids=["one", "nine"])
+@pytest.mark.parametrize(
+    "loss", [Dropping(), lambda z, y: F.cross_entropy(z + torch.randn_like(z), y)], ids=["a", "b"]
+)
+def test_a_random_loss_is_refused(loss: Any, sizes: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    data = list(zip(X.split(sizes), Y.split(sizes), strict=True))
+    with pytest.raises(cs.CurvescopeError, match="the same number each time, and is random"):
+        cs.Problem(linear(), data, loss).value()
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda z, y: F.cross_entropy(z.detach(), y),
+        lambda z, y: torch.zeros((), dtype=F64),
+        lambda z, y: nn.Parameter(torch.ones(())).square(),
+    ],
+    ids=["detached", "constant", "another"],
+)
+def test_a_loss_that_does_not_depend_on_the_output_is_refused(loss: Any) -> None:
+    with pytest.raises(cs.CurvescopeError, match=r"does not depend on it; look for detach\(\)"):
+        cs.Problem(linear(), (X, Y), loss).value()
+
+
+def test_samples_of_different_sizes_need_a_declaration() -> None:
+    """The mean over elements and that over samples differ, and no batch alone can tell."""
+    parts = [(randn(n, t, 2), randn(n, t, 3, seed=2)) for n, t in ((4, 5), (2, 1), (1, 3))]
+    function = lambda z, y: F.mse_loss(z, y) * 1.0  # noqa: E731
+    with pytest.raises(cs.CurvescopeError, match=r"outputs \[5, 3\] and \[1, 3\] have other"):
+        cs.Problem(linear(), parts, function).value()
+    told = cs.Problem(linear(), parts, cs.losses.Custom(function, average="elements"))
+    torch.testing.assert_close(told.value(), cs.Problem(linear(), parts, "mse").value())
+
+
+def test_a_loss_in_single_precision_of_a_model_in_double() -> None:
+    function = lambda z, y: F.cross_entropy(z.float(), y)  # noqa: E731
+    ours = cs.Problem(linear(), (X, Y), function).value()
+    torch.testing.assert_close(ours, F.cross_entropy(linear()(X), Y).detach(), rtol=1e-6, atol=0)
 
 
 # Second derivatives ------------------------------------------------------------------------------

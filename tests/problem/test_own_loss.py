@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import BatchEncoding
 
 import curvescope as cs
 from tests.huggingface import VOCABULARY, model
@@ -155,6 +156,84 @@ def test_a_named_loss_that_is_not_the_models_is_refused() -> None:
     data = batch("Sequence", num_labels=1, problem_type="regression")
     problem = cs.Problem(net, [data], "smooth_l1")
     with pytest.raises(cs.CurvescopeError, match="no loss that the library knows"):
+        problem.value()
+
+
+class Around(nn.Module):
+    """A model in another one, which takes whatever it is given."""
+
+    def __init__(self, net: nn.Module, *, logits: bool = False) -> None:
+        super().__init__()
+        self.net, self.logits = net, logits
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        out = self.net(*args, **kwargs)
+        return out.logits if self.logits else out
+
+
+class Alone(nn.Module):
+    """A model in another one that does not pass labels on."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return self.net(input_ids=input_ids, attention_mask=attention_mask).logits
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.parametrize("wrap", [Around, lambda net: torch.compile(net, backend="eager")])
+def test_wrapped_and_compiled_models_shift_labels_as_well(wrap: Any) -> None:
+    net, data = model("GPT2LMHeadModel", use_cache=False).eval(), batch("GPT2LMHeadModel")
+    ours = cs.Problem(wrap(net), [data])
+    assert ours.loss.name == "cross_entropy(shift=1)"
+    assert float(ours.value()) == pytest.approx(float(net(**data).loss.detach()), rel=1e-6)
+
+
+@pytest.mark.parametrize("wrap", [Alone, lambda net: Around(net, logits=True)])
+def test_labels_that_are_the_inputs_need_a_word(wrap: Any) -> None:
+    """The logits alone do not tell whether labels are shifted, and half of all users are wrong."""
+    net, data = model("GPT2LMHeadModel", use_cache=False).eval(), batch("GPT2LMHeadModel")
+    with pytest.raises(cs.CurvescopeError, match=r"labels are the model's inputs .*shift=1\)"):
+        cs.Problem(wrap(net), [data]).value()
+    told = cs.Problem(wrap(net), [data], cs.losses.CrossEntropy(axis=-1, shift=1))
+    assert float(told.value()) == pytest.approx(float(net(**data).loss.detach()), rel=1e-6)
+
+
+def test_a_plain_loss_of_torchs_must_agree_too() -> None:
+    """With as many positions as tokens, torch's axis of the classes would be the positions'."""
+    net = model("GPT2LMHeadModel", use_cache=False, n_positions=VOCABULARY).eval()
+    tokens = torch.arange(3 * VOCABULARY).reshape(3, VOCABULARY) % VOCABULARY
+    problem = cs.Problem(net, [{"input_ids": tokens, "labels": tokens}], nn.CrossEntropyLoss())
+    with pytest.raises(cs.CurvescopeError, match="no loss that the library knows"):
+        problem.value()
+    classes, data = model("BertForSequenceClassification").eval(), batch("Sequence")
+    ours = cs.Problem(classes, [data], F.cross_entropy).value()
+    assert float(ours) == pytest.approx(float(classes(**data).loss.detach()), rel=1e-12)
+
+
+def test_what_a_tokenizer_returns_is_cut_and_compared_like_a_dict() -> None:
+    net, data = model("GPT2LMHeadModel", use_cache=False).eval(), batch("GPT2LMHeadModel")
+    own = float(net(**data).loss.detach())
+    labels = data["labels"]
+    inputs = BatchEncoding({k: v for k, v in data.items() if k != "labels"})
+    for given in (BatchEncoding(data), (inputs, labels)):
+        for size in (None, 4):
+            ours = cs.Problem(net, given, batch_size=size, params=pick(net))
+            assert float(ours.value()) == pytest.approx(own, rel=1e-6)
+
+    class Changing:
+        seed = 0
+
+        def __iter__(self) -> Any:
+            self.seed += 1
+            tokens = (inputs["input_ids"] + self.seed) % VOCABULARY
+            yield BatchEncoding({**inputs, "input_ids": tokens}), labels
+
+    problem = cs.Problem(net, Changing(), cs.losses.CrossEntropy(axis=-1), params=pick(net))
+    problem.value()
+    with pytest.raises(cs.CurvescopeError, match="two passes over the data disagree"):
         problem.value()
 
 

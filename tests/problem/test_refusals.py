@@ -251,6 +251,41 @@ def test_shuffled_batches_of_a_batch_norm(road: str) -> None:
         second(problem, "hessian" if road == "factors" else road)
 
 
+class OverTheBatch(nn.Module):
+    """Attention of every sample to all of its batch: no norm, and no derivative need show it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x)
+        return (h @ h.mT).softmax(1) @ h
+
+
+@pytest.mark.parametrize("road", REPEATED)
+def test_shuffled_batches_of_samples_that_see_each_other(road: str) -> None:
+    torch.manual_seed(4)
+    loader = DataLoader(TensorDataset(*data(12)), batch_size=4, shuffle=True)
+    problem = Problem(OverTheBatch(), loader)
+    if road in ("factors", "hessian-kept"):
+        product()(problem)
+    message = r"disagree: a model of this kind with a shuffling .* use shuffle=False"
+    with pytest.raises(cs.CurvescopeError, match=message):
+        second(problem, "hessian" if road == "factors" else road)
+
+
+def test_samples_that_see_each_other_are_not_cut() -> None:
+    X, y = data(12)
+    for road in ("value", "hessian", "gauss-newton"):
+        with pytest.raises(cs.CurvescopeError, match=r"batch_size.*samples of a batch see each"):
+            ROADS[road](Problem(OverTheBatch(), (X, y), batch_size=4))
+    Problem(OverTheBatch(), (X, y)).value()
+    Problem(OverTheBatch(), (X, y), batch_size=12).value()
+    Problem(OverTheBatch(), list(zip(X.split(4), y.split(4), strict=True))).value()
+    Problem(network(), (X, y), batch_size=4).value()
+
+
 @pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_the_same_samples_in_any_order_are_accepted(road: str, shuffle: bool) -> None:
@@ -285,7 +320,6 @@ def test_a_stream_that_ends() -> None:
 )
 def test_small_changes_are_noticed(changed: Callable[..., tuple[Tensor, Tensor]]) -> None:
     X, y = data(12)
-    for whole in (True, False):
-        passes = Passes(whole_batches=whole)
-        assert passes.same([passes.note((X[:7], y[:7])), passes.note((X[7:], y[7:]))])
-        assert not passes.same([passes.note(changed(X, y))])
+    passes = Passes()
+    assert passes.same([passes.note((X[:7], y[:7])), passes.note((X[7:], y[7:]))])
+    assert not passes.same([passes.note(changed(X, y))])

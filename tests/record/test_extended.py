@@ -11,7 +11,7 @@ from curvescope._checks import CurvescopeError
 from curvescope.problem import Problem
 from curvescope.problem.losses import BinaryLogistic, CrossEntropy, MeanSquare
 from curvescope.record.extended import class_directions, extended, merge
-from curvescope.record.samples import choose, independent, join, pieces
+from curvescope.record.samples import choose, join, pieces
 
 F64 = torch.float64
 
@@ -113,13 +113,13 @@ def test_independence_is_tried_out() -> None:
     for model, expected in ((nn.Linear(3, 2), True), (Centered(), False)):
         problem = Problem(model, (X, y))
         (batch,) = problem.batches()
-        assert independent(problem, batch) == expected
+        assert problem.samples_apart(batch) == expected
         sizes = [len(p.target) for p in pieces(problem, batch, 4)]
         assert sizes == ([4, 2] if expected else [6])
     norm = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))
     problem = Problem(norm, [(X, y)], mode="train")
     (batch,) = problem.batches()
-    assert not independent(problem, batch)
+    assert not problem.samples_apart(batch)
 
 
 def test_batches_are_cut_and_joined() -> None:

@@ -23,7 +23,7 @@ from curvescope.certificates.bases import Bases, Pair
 from curvescope.certificates.blocks import Block, Layout
 from curvescope.layers import LayerKind, kind_of, watched_calls
 from curvescope.problem.calling import call_with
-from curvescope.record.samples import apart
+from curvescope.problem.independence import apart
 
 _TINY = 1e-20  # keeps the square root differentiable where an input is zero
 

@@ -37,15 +37,8 @@ class Batches:
     could be walked only once, is read into memory.
     """
 
-    def __init__(
-        self,
-        data: Any,
-        device: torch.device,
-        batch_size: int | None,
-        *,
-        batches_matter: bool = False,
-    ) -> None:
-        self._device, self._batches_matter = device, batches_matter
+    def __init__(self, data: Any, device: torch.device, batch_size: int | None) -> None:
+        self._device = device
         self.targets: list[Any] = []  # of data given whole, as tensors
         if isinstance(getattr(data, "tensors", None), tuple):
             data = data.tensors
@@ -70,7 +63,7 @@ class Batches:
         if self.length == 0:
             raise _empty()
         fixed = isinstance(self._data, list | tuple)  # tensors that are there, pass after pass
-        self._passes = None if fixed else Passes(whole_batches=batches_matter)
+        self._passes = None if fixed else Passes()
 
     @property
     def shuffles(self) -> bool:
@@ -96,13 +89,13 @@ class Batches:
             rule = f"two passes over the data disagree: {self.why_passes_differ()}"
             raise CurvescopeError("Problem(data)", rule)
 
+    @property
+    def rebatched(self) -> bool:
+        """Whether a pass brought the samples of the first one in other batches."""
+        return self._passes is not None and self._passes.rebatched
+
     def why_passes_differ(self) -> str:
-        """The likely cause where two passes bring different data."""
-        if self._batches_matter and self.shuffles:
-            return (
-                "batch norm in mode='train' with a shuffling loader makes other batches each time; "
-                "use shuffle=False"
-            )
+        """The likely cause where two passes bring different samples."""
         if self.shuffles:
             return "the loader shuffles and its samples change (random augmentation?)"
         return "the data changes between passes (random augmentation or a consumed stream?)"
@@ -157,7 +150,8 @@ def _pair(item: Any) -> tuple[Any, Any]:
         return {k: v for k, v in item.items() if k != "labels"}, item["labels"]
     if isinstance(item, tuple | list) and len(item) == 2:
         _need_tensors(item)
-        return item[0], item[1]
+        inputs, target = (dict(p) if isinstance(p, Mapping) else p for p in item)
+        return inputs, target  # torch looks into no mapping but a dict, such as a tokenizer's
     _need_tensors([item])
     rule = "each batch must be a pair (input, target)"
     raise CurvescopeError("Problem(data)", rule, given=type(item).__name__)

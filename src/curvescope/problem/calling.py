@@ -11,6 +11,12 @@ from torch import Tensor, nn
 from curvescope import _state
 from curvescope.problem.batches import Batch
 
+MISTAKES = (
+    RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError,
+    ArithmeticError,
+)  # fmt: skip
+"""What a forward raises when it does not fit its inputs; whoever records it may raise others."""
+
 
 def decoder_inputs(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
     """What a Hugging Face model with a decoder reads there: its labels, moved by one position.

@@ -3,8 +3,9 @@
 A product sums over one pass, and an estimator compares the products of many. A loader with random
 augmentation makes each of them belong to another matrix, as does one that shuffles where the
 batches are part of the loss. So a number is noted for each sample, its product with a fixed random
-vector, and a second pass must bring the same numbers: in any order, or in the same batches. The
-cost is one look at the inputs, which a product takes several of, after the loader has copied them.
+vector, and a second pass must bring the same numbers, in any order; whether it brought them in the
+same batches is noted as well. The cost is one look at the inputs, which a product takes several of,
+after the loader has copied them.
 """
 
 from __future__ import annotations
@@ -21,20 +22,21 @@ _TOLERANCE = 1e-4  # of the largest number; products round differently in other 
 class Passes:
     """The numbers of the first whole pass, to which all later ones are held.
 
-    Args:
-        whole_batches: Whether the same samples must come in the same batches.
+    ``rebatched`` says whether a later pass brought the same samples in other batches.
 
-    >>> passes = Passes(whole_batches=False)
+    >>> passes = Passes()
     >>> X = torch.eye(3)
-    >>> passes.same([passes.note(X)]), passes.same([passes.note(X[[2, 0]]), passes.note(X[1:2])])
+    >>> passes.same([passes.note(X)]), passes.rebatched
+    (True, False)
+    >>> passes.same([passes.note(X[[2, 0]]), passes.note(X[1:2])]), passes.rebatched
     (True, True)
     >>> passes.same([passes.note(X + 0.1)])
     False
     """
 
-    def __init__(self, *, whole_batches: bool) -> None:
-        self._whole_batches = whole_batches
-        self._first: Tensor | None = None
+    def __init__(self) -> None:
+        self.rebatched = False
+        self._first: tuple[Tensor, Tensor] | None = None
         self._vectors: dict[tuple[int, int, torch.dtype, torch.device], Tensor] = {}
 
     def note(self, tree: Any) -> Tensor:
@@ -46,9 +48,7 @@ class Passes:
         for i, leaf in enumerate(leaves):
             number = self._project(i, leaf.reshape(samples, -1))
             total = number if total is None else total + number
-        if total is None:
-            return torch.zeros(1)
-        return total.sum()[None] if self._whole_batches else total
+        return torch.zeros(1) if total is None else total
 
     def _project(self, leaf: int, rows: Tensor) -> Tensor:
         if rows.dtype not in (torch.float32, torch.float64):
@@ -63,13 +63,18 @@ class Passes:
 
     def same(self, notes: list[Tensor]) -> bool:
         """Whether a whole pass brought what the first one did; the first is remembered."""
-        numbers = torch.cat(notes).double().sort().values
+        each = torch.cat(notes).double().sort().values
+        batches = torch.stack([note.double().sum() for note in notes]).sort().values
         if self._first is None:
-            self._first = numbers
-        first = self._first
-        if numbers.shape != first.shape:
+            self._first = each, batches
+        if not _close(each, self._first[0]):
             return False
-        scale = first.abs().nan_to_num(0.0, 0.0, 0.0).max()
-        return torch.allclose(
-            numbers, first, rtol=0.0, atol=float(_TOLERANCE * scale), equal_nan=True
-        )
+        self.rebatched = self.rebatched or not _close(batches, self._first[1])
+        return True
+
+
+def _close(numbers: Tensor, first: Tensor) -> bool:
+    if numbers.shape != first.shape:
+        return False
+    scale = first.abs().nan_to_num(0.0, 0.0, 0.0).max()
+    return torch.allclose(numbers, first, rtol=0.0, atol=float(_TOLERANCE * scale), equal_nan=True)

@@ -18,20 +18,21 @@ from curvescope import _checks, _state
 from curvescope.errors import CurvescopeError, ModelError
 from curvescope.identity import Snapshot, digest
 from curvescope.problem.batches import Batch, Batches
-from curvescope.problem.calling import call_with, decoder_inputs
+from curvescope.problem.calling import MISTAKES, call_with, decoder_inputs
+from curvescope.problem.independence import apart
 from curvescope.problem.losses import Loss, LossAt, as_loss
-from curvescope.problem.losses.own import MODEL, own_loss
+from curvescope.problem.losses.own import (
+    MODEL,
+    own_loss,
+    refuse_copied_labels,
+    takes_labels,
+    to_compare,
+)
 from curvescope.problem.params import ParamSpace, Selection
 from curvescope.problem.soundness import check_mode, check_model, check_weights
 
 log = logging.getLogger("curvescope")
 T = TypeVar("T")
-
-MISTAKES = (
-    RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError,
-    ArithmeticError,
-)  # fmt: skip
-"""What a forward raises when it does not fit its inputs; whoever records it may raise others."""
 
 
 class Problem:
@@ -46,8 +47,8 @@ class Problem:
             ``"smooth_l1"``; a torch loss module or function; one of :mod:`curvescope.losses`; or
             any callable of ``(output, target)`` that averages over the samples. For a model that
             computes its loss itself when it is given labels, as those of Hugging Face do, a name
-            must agree with it on the first batch, which also decides whether labels are shifted;
-            ``"model"`` takes whichever agrees.
+            or a plain loss of torch's must agree with it on the first batch, which also decides
+            whether labels are shifted; ``"model"`` takes whichever agrees.
         params: which parameters are variables: all that require grad (default), a layer or
             parameter name, a list of them, or a predicate of ``(name, parameter)``.
         mode: ``"eval"``, or ``"train"``: batch norm uses the statistics of each batch and
@@ -82,18 +83,22 @@ class Problem:
     ) -> None:
         check_model(model)
         self.model: nn.Module = model
-        # A model that takes labels may have a loss of its own, looked at when it is needed.
-        self._named = loss if isinstance(loss, str) and _takes_labels(model) else None
-        if loss == MODEL and self._named is None:
+        labels = takes_labels(model)
+        named = isinstance(loss, str) and loss == MODEL
+        if named and not labels:
             rule = "the model's forward takes no labels"
             raise CurvescopeError("Problem(loss='model')", rule, remedy="name the loss")
-        self._loss = None if loss == MODEL else as_loss(loss)
+        self._loss = None if named else as_loss(loss)
+        # A model that takes labels may have a loss of its own, looked at when it is needed.
+        self._named = to_compare(loss, self._loss) if labels else None
         self.mode = _checks.one_of("Problem", "mode", mode, ("eval", "train"))
         with _state.exclusive(model):
             self.params = ParamSpace.of(model, params)
             self.device, self.dtype = _device_and_dtype(model, self.params)
             check_weights(model)
             self._snapshot = Snapshot(_numbers(model))
+            self._loss_numbers = _other_tensors(self._loss, model)
+            self._loss_snapshot = Snapshot(self._loss_numbers)
             self._parameters = list(model.named_parameters())
             # Where a forward pass may write to buffers.
             self._statistics = [m for m in model.modules() if mode == "train" and m._buffers]
@@ -102,7 +107,10 @@ class Problem:
             if mode == "train":
                 rule = "in `mode='train'` the batches are part of the loss"
                 raise CurvescopeError("Problem(batch_size)", rule, remedy="give them as a list")
-        self.data = Batches(data, self.device, batch_size, batches_matter=mode == "train")
+        self.data = Batches(data, self.device, batch_size)
+        self._cut = batch_size is not None and self.data.length != 1
+        self._first: torch.Size | None = None  # the shape of the first output
+        self._samples_apart: bool | None = None
         if self._named is None:
             for target in self.data.targets:
                 self.loss.check_target(target)
@@ -113,8 +121,54 @@ class Problem:
 
     def batches(self) -> Iterator[Batch]:
         """The batches, on the model's device, in the data's own order."""
+        if self._cut and not self._checked:
+            self._check_cut()
         yield from self.data
+        if self.data.rebatched and self._sees_batches:
+            rule = f"two passes over the data disagree: {self._why_passes_differ()}"
+            raise CurvescopeError("Problem(data)", rule)
         self._checked = True
+
+    def _check_cut(self) -> None:
+        """Refuse to cut data where the cuts would be part of the loss."""
+        first = next(iter(self.data))
+        if not self._sees_batches or not self._repeats(first):
+            return
+        rule = (
+            "the samples of a batch see each other in this model, so that the loss depends on how "
+            "they are cut"
+        )
+        remedy = "leave `batch_size` out, or give the batches that are meant as a list"
+        raise CurvescopeError("Problem(batch_size)", rule, remedy=remedy)
+
+    def _repeats(self, batch: Batch) -> bool:
+        """Whether the model gives the same output twice."""
+        variables = self.variables()
+        with self.evaluation():
+            a, b = (self.output(variables, batch).detach() for _ in range(2))
+        return _close(a, b)
+
+    def samples_apart(self, batch: Batch) -> bool:
+        """Whether the samples of a batch do not see each other, see :func:`apart`.
+
+        Tried out once, on the first batch that can tell; in mode="train" the answer is no.
+        """
+        if self._samples_apart is not None:
+            return self._samples_apart
+        if self.mode != "eval":
+            return False
+        variables = self.variables()
+
+        def run(tree: Any) -> Tensor:
+            with self.evaluation():
+                return self.output(variables, Batch(tree[0], tree[1], batch.index))
+
+        known = apart(run, (batch.inputs, batch.target))
+        if known is None:  # one sample alone says nothing
+            norms = [m for m in self.model.modules() if isinstance(m, _NormBase)]
+            return all(norm.running_mean is not None for norm in norms)
+        self._samples_apart = known
+        return known
 
     def check_unchanged(self) -> None:
         """Refuse to go on when the weights or buffers are not those the problem was built with."""
@@ -123,36 +177,45 @@ class Problem:
         if not same:
             rule = "the model's weights have changed since the problem was built"
             raise CurvescopeError("Problem", rule, remedy="build a new Problem for the new weights")
+        if not self._loss_snapshot.matches(self._loss_numbers):
+            rule = "the numbers that the loss refers to have changed since the problem was built"
+            remedy = "build a new Problem for the new loss"
+            raise CurvescopeError("Problem", rule, remedy=remedy)
 
     @property
     def loss(self) -> Loss:
         """The loss; for a model that computes one itself from labels, the one that agrees with it.
 
-        Where the loss was given by name and the model takes labels, two forward passes of the first
-        batch are made when this is first needed.
+        Where the model takes labels and the loss was given by name, or is torch's without settings,
+        two forward passes of the first batch are made when this is first needed.
         """
         if self._named is not None:
             self._loss, self._named = self._own_loss(self._named), None
         assert self._loss is not None, "given or looked at"
         return self._loss
 
-    def _own_loss(self, name: str) -> Loss:
+    def _own_loss(self, given: str | Loss) -> Loss:
         first = next(iter(self.data))
         if not isinstance(first.target, Tensor):
-            return as_loss(name)
+            return as_loss(given)
         variables = self.variables()
         with self.evaluation():
             output = self.output(variables, first).detach()
-            result = self._call(variables, first, {"labels": first.target})
-        return own_loss(self.model, name, output, first.target, result)
+            try:
+                result = self._call(variables, first, {"labels": first.target})
+            except ModelError as error:
+                if not isinstance(error.__cause__, TypeError):
+                    raise
+                result = None  # it takes any keywords, but passes these on to one that does not
+        return own_loss(self.model, given, output, first.target, result)
 
     @property
     def identity(self) -> str:
         """A digest of all that decides the loss as a function of the variables, by content.
 
         Weights, buffers, modules, mode, loss, the chosen variables and the data. In mode="eval"
-        neither the order of the samples nor their batches matter, unless the model has norms that
-        use the statistics of a batch even then. Cost: a pass over weights and data, once.
+        neither the order of the samples nor their batches matter, unless the samples of a batch see
+        each other even then. Cost: a pass over weights and data, once.
         """
         return self._identity(in_order=self._sees_batches)
 
@@ -168,9 +231,8 @@ class Problem:
 
     @property
     def _sees_batches(self) -> bool:
-        """Whether it matters which samples come together: a norm takes the batch's statistics."""
-        norms = [m for m in self.model.modules() if isinstance(m, _NormBase)]
-        return self.mode == "train" or any(norm.running_mean is None for norm in norms)
+        """Whether it matters which samples come together."""
+        return self.mode == "train" or not self.samples_apart(next(iter(self.data)))
 
     def _data_identity(self, *, in_order: bool) -> str:
         if "data" not in self._digests:
@@ -280,8 +342,16 @@ class Problem:
             remedy = "look for infinite or NaN inputs, or weights that overflow"
             raise CurvescopeError("Problem", rule, remedy=remedy)
         if not self._checked:
-            self.loss.check(z, batch.target)
+            self._check_loss(z, batch)
         return at
+
+    def _check_loss(self, z: Tensor, batch: Batch) -> None:
+        if batch.index == 0:
+            refuse_copied_labels(self.loss, batch.inputs, batch.target)
+        self._first = z.shape if self._first is None else self._first
+        variables = [p for name, p in self._parameters if name in self.params.shapes]
+        with self.evaluation():
+            self.loss.check(z, batch.target, first=self._first, variables=variables)
 
     # Value, gradient, checks --------------------------------------------------------------------
 
@@ -333,8 +403,18 @@ class Problem:
             raise CurvescopeError("Problem.check", rule)
         (v1, g1), (v2, g2) = self._pass(gradient=True), self._pass(gradient=True)
         if not (_close(v1, v2) and _close(g1, g2)):
-            rule = f"two passes over the data disagree: {self.data.why_passes_differ()}"
+            rule = f"two passes over the data disagree: {self._why_passes_differ()}"
             raise CurvescopeError("Problem.check", rule)
+
+    def _why_passes_differ(self) -> str:
+        """The likely cause where the same samples have another loss."""
+        if not self.data.rebatched:
+            return self.data.why_passes_differ()
+        cause = "batch norm in mode='train'" if self.mode == "train" else "a model of this kind"
+        return (
+            f"{cause} with a shuffling loader makes other batches each time, whose samples see "
+            "each other; use shuffle=False"
+        )
 
     def _random_cause(self) -> str:
         dropout = [
@@ -421,9 +501,10 @@ def _arguments(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str
     return (inputs,), {}
 
 
-def _takes_labels(model: nn.Module) -> bool:
-    """Whether the forward has a parameter ``labels``, as those of Hugging Face do."""
-    return "labels" in inspect.signature(model.forward).parameters
+def _other_tensors(loss: Loss | None, model: nn.Module) -> list[Tensor]:
+    """The tensors of a loss that are not the model's."""
+    own = {id(t) for t in _numbers(model)}
+    return [] if loss is None else [t for t in loss.tensors() if id(t) not in own]
 
 
 def _tensor_of(result: Any) -> Tensor:

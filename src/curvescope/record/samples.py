@@ -1,7 +1,7 @@
-"""Do samples see each other? Batches taken apart and put together anew where they do not.
+"""Batches taken apart and put together anew where samples do not see each other.
 
-The question is answered here for the whole package: :func:`apart` for a model as a function,
-:func:`positions` for the layers inside of it. What is known of a problem is kept with it.
+Whether they do is tried out in :mod:`curvescope.problem.independence` for a model as a function,
+and by :func:`positions` for the layers inside of it. What is known of a problem is kept with it.
 """
 
 from __future__ import annotations
@@ -13,23 +13,20 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from curvescope._checks import CurvescopeError
 from curvescope.problem.batches import Batch
-from curvescope.problem.problem import MISTAKES, Problem
+from curvescope.problem.independence import take
+from curvescope.problem.problem import Problem
 from curvescope.record.capture import capture
 from curvescope.record.selection import UnsupportedLayer
 
 PROBE = 4
 """Samples on which things are tried out."""
 
-_PROBE_TOGETHER = 16  # the same for outputs, where a pass backward is not needed
-
 
 class _Known:
     """What was tried out for a problem."""
 
     def __init__(self, _: Problem) -> None:
-        self.independent: bool | None = None
         self.layers: set[str] = set()  # behind which samples do not see each other
 
 
@@ -42,13 +39,9 @@ def _leaves(tree: Any) -> list[Tensor]:
     return [t for t in pytree.tree_leaves(tree) if isinstance(t, Tensor)]
 
 
-def _take(tree: Any, which: slice | Tensor) -> Any:
-    return pytree.tree_map_only(Tensor, lambda t: t[which], tree)
-
-
 def choose(batch: Batch, which: slice | Tensor) -> Batch:
     """Some samples of a batch; the first dimension of every tensor is that of the samples."""
-    return Batch(_take(batch.inputs, which), _take(batch.target, which), batch.index)
+    return Batch(take(batch.inputs, which), take(batch.target, which), batch.index)
 
 
 def join(batches: Sequence[Batch]) -> Batch:
@@ -82,54 +75,7 @@ def first_samples(batch: Batch) -> Batch:
     return Batch(inputs, target, batch.index)
 
 
-# Do samples see each other? ---------------------------------------------------------------------
-
-
-def apart(run: Callable[[Any], Tensor], batch: Any, together: Tensor | None = None) -> bool | None:
-    """Whether the output for a sample is what the model returns without the rest of its batch.
-
-    Tried out on a few samples: the last and the first of them together, in this order, and the
-    first one alone must give their parts of the output for all, up to the square root of the
-    rounding. Whatever draws on the batch fails this (batch statistics, attention over the batch,
-    a sequence in the first dimension), also where no derivative shows it. None where there is one
-    sample, which cannot tell. Cost: a pass of 16 samples, and one of three.
-
-    Args:
-        run: From a tree of tensors to the output, with one row or several consecutive rows for
-            each sample.
-        batch: A tree of tensors whose first dimension is that of the samples; if they differ in
-            it, samples cannot be taken apart.
-        together: The output for all of them, where it is known and they are few.
-    """
-    lengths = {t.shape[0] if t.ndim else 0 for t in _leaves(batch)}
-    if len(lengths) != 1 or 0 in lengths:
-        return False
-    samples = lengths.pop()
-    if together is None:
-        samples = min(_PROBE_TOGETHER, samples)
-    if samples == 1:
-        return None
-    if together is None:
-        together = run(_take(batch, slice(0, samples)))
-    together = together.detach()
-    return all(_agrees(run, batch, together, samples, which) for which in ([samples - 1, 0], [0]))
-
-
-def _agrees(
-    run: Callable[[Any], Tensor], batch: Any, together: Tensor, samples: int, which: list[int]
-) -> bool:
-    try:
-        part = run(_take(batch, torch.tensor(which))).detach()
-    except torch.OutOfMemoryError:
-        raise
-    except (CurvescopeError, *MISTAKES):  # the model refuses so few samples
-        return False
-    each, left = divmod(together.shape[0] if together.ndim else 0, samples)
-    if left or not each or part.shape != (len(which) * each, *together.shape[1:]):
-        return False
-    expected = together.unflatten(0, (samples, each))[which].flatten(0, 1)
-    tolerance = torch.finfo(part.dtype).eps ** 0.5
-    return bool((part - expected).norm() <= tolerance * expected.norm())
+# Which rows of a layer belong to a sample --------------------------------------------------------
 
 
 def positions(
@@ -176,23 +122,6 @@ def _rows(e: Tensor, samples: int) -> int:
     return 0 if left else rows
 
 
-def independent(problem: Problem, batch: Batch) -> bool:
-    """Whether samples of this problem do not see each other, see :func:`apart`; tried out once."""
-    known = problem.companion(_Known)
-    if known.independent is not None:
-        return known.independent
-    if problem.mode != "eval":
-        return False
-    variables = problem.variables()
-
-    def run(tree: Any) -> Tensor:
-        with problem.evaluation():
-            return problem.output(variables, Batch(tree[0], tree[1], batch.index))
-
-    known.independent = apart(run, (batch.inputs, batch.target))
-    return known.independent is not False  # one sample alone says nothing
-
-
 def check_samples(problem: Problem, batch: Batch, layers: Sequence[str]) -> None:
     """Refuse layers whose samples see each other, tried out on a few samples, once per problem.
 
@@ -224,7 +153,7 @@ def check_samples(problem: Problem, batch: Batch, layers: Sequence[str]) -> None
 
 def pieces(problem: Problem, batch: Batch, size: int) -> Iterator[Batch]:
     """A batch in pieces of ``size`` samples, or whole where its samples see each other."""
-    if not independent(problem, batch):
+    if not problem.samples_apart(batch):
         yield batch
         return
     for start in range(0, tensors(batch)[0].shape[0], size):

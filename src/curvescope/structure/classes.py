@@ -237,7 +237,7 @@ def _by_class(problem: Problem) -> Iterator[Batch]:
     for batch in problem.batches():
         y = batch.target
         if not isinstance(y, Tensor) or y.ndim == 0 or y.numel() != y.shape[0] or not (
-            samples.independent(problem, batch)
+            problem.samples_apart(batch)
         ):  # fmt: skip
             yield batch
             continue

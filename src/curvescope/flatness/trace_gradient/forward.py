@@ -32,18 +32,19 @@ def run(model: Callable[..., Any], inputs: Any) -> Tensor:
 
 
 @contextmanager
-def quiet(model: nn.Module) -> Iterator[Callable[[Any], Tensor]]:
+def quiet(model: nn.Module) -> Iterator[Callable[..., Tensor]]:
     """Calls of the model without dropout, its buffers left alone; its flags are restored.
 
-    Normalization layers keep the mode in which they are, everything else is in eval mode.
+    Normalization layers keep the mode in which they are, everything else is in eval mode. A call
+    takes the inputs and, by name, weights to use instead of the model's.
     """
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        buffers = {name: b.clone() for name, b in model.named_buffers()}
-        return call_with(model, buffers, args, kwargs)
+    def call(inputs: Any, weights: Mapping[str, Tensor] | None = None) -> Tensor:
+        state = {name: b.clone() for name, b in model.named_buffers()} | dict(weights or {})
+        return run(lambda *args, **kwargs: call_with(model, state, args, kwargs), inputs)
 
     with held(model, "norms as they are"):
-        yield lambda inputs: run(call, inputs)
+        yield call
 
 
 def batch_norms_train(model: nn.Module) -> bool:

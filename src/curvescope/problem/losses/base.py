@@ -11,7 +11,7 @@ with a :class:`Loss` and a :class:`LossAt`, and one line in ``recognize.py``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, NoReturn
@@ -211,8 +211,21 @@ class Loss(ABC):
     def check_target(self, target: Any) -> None:  # noqa: B027
         """Refuse targets that fit no output at all; by default there are none."""
 
-    def check(self, output: Tensor, target: Any) -> None:  # noqa: B027
-        """Refuse a loss that is not the average it says, as far as one batch shows it."""
+    def tensors(self) -> list[Tensor]:
+        """Tensors of somebody else's that decide the loss, and might be changed."""
+        return []
+
+    def check(  # noqa: B027
+        self, output: Tensor, target: Any, *, first: torch.Size, variables: Sequence[Tensor]
+    ) -> None:
+        """Refuse a loss that is not the average it says, as far as one batch shows it.
+
+        Args:
+            output: the model's.
+            target: what it is compared with.
+            first: the shape of the first batch's output.
+            variables: the parameters to differentiate by, as they are in the model.
+        """
 
 
 def need_tensor(name: str, target: Any) -> None:

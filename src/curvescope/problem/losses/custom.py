@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from curvescope.errors import CurvescopeError
+from curvescope.problem.calling import call_with
 from curvescope.problem.losses.base import Loss, LossAt, no_likelihood
 from curvescope.problem.losses.probes import OutputRoot
 
@@ -22,14 +25,17 @@ class Custom(Loss):
     """A callable of ``(output, target)`` that gives the mean over a batch.
 
     What it averages over decides how batches are put together, and is checked on the data: the
-    loss of a batch must be the weighted mean of the losses of its two parts.
+    loss of a batch must be the weighted mean of the losses of its two parts. It must be a function
+    of the output and the target alone: one that draws random numbers, or that reads the weights of
+    the model itself (a penalty on them), is refused, for its derivatives by the output would not be
+    all. Parameters of its own are constants.
 
     Args:
         function: the callable; it is given the model's output as one tensor, and the targets.
         average: ``"samples"`` (default), ``"elements"`` (the entries of the output), or a callable
             of ``(output, target)`` that gives the weight of a batch, such as the number of
-            positions that are not ignored. Targets that cannot be cut into samples are refused
-            unless this is given, for then it cannot be checked.
+            positions that are not ignored. It must be given where it cannot be checked: for targets
+            that cannot be cut into samples, and for samples of different sizes.
         name: what to call it.
 
     >>> def mean_of_counted(z, y):  # NaN marks what is not known
@@ -74,7 +80,7 @@ class Custom(Loss):
     def mean(self, output: Tensor, target: Any) -> Tensor:
         """See :class:`Loss`."""
         try:
-            loss = self.function(output, target)
+            loss = self._call(output, target)
         except (CurvescopeError, torch.OutOfMemoryError):
             raise
         except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
@@ -90,14 +96,34 @@ class Custom(Loss):
             raise CurvescopeError("Problem(loss)", rule)
         return loss.reshape(())
 
+    def _call(self, output: Tensor, target: Any) -> Tensor:
+        """A module writes to copies of its buffers: running statistics are not moved."""
+        if not isinstance(self.function, nn.Module):
+            return self.function(output, target)
+        buffers = {name: b.clone() for name, b in self.function.named_buffers()}
+        result: Tensor = call_with(self.function, buffers, (output, target))
+        return result
+
+    def tensors(self) -> list[Tensor]:
+        """See :class:`Loss`: all that the callable refers to by itself."""
+        return list(dict.fromkeys(_tensors_of(self.function)))
+
     def probe(self, output: Tensor, target: Any) -> OutputRoot:
         """See :class:`Loss`: no root is known."""
         rule = f"the loss {self.name!r} has no known root of its output Hessian"
         remedy = "use one that the library knows, such as 'cross_entropy', or `kind='hessian'`"
         raise CurvescopeError("TraceRegularizer(kind='ggn')", rule, remedy=remedy)
 
-    def check(self, output: Tensor, target: Any) -> None:
-        """See :class:`Loss`: the whole against two parts, in several ways."""
+    def check(
+        self, output: Tensor, target: Any, *, first: torch.Size, variables: Sequence[Tensor]
+    ) -> None:
+        """See :class:`Loss`: what it depends on, and the whole against two parts, cut thrice."""
+        self._check_graph(output, target, variables)
+        if output.shape[1:].numel() != first[1:].numel() and not self._declared:
+            self._refuse(
+                f"samples with outputs {list(first[1:])} and {list(output.shape[1:])} have other "
+                "numbers of elements, so that a mean over elements would be another one"
+            )
         n = output.shape[0]
         if n < 2:
             return
@@ -110,21 +136,45 @@ class Custom(Loss):
             parts = [
                 self._sum(output[part], _cut(target, part)) for part in (slice(cut), slice(cut, n))
             ]
-            self._compare(whole, parts, output.dtype)
+            self._compare(whole, parts)
 
-    def _sum(self, output: Tensor, target: Any) -> tuple[float, float]:
-        """The loss of some samples, and what they weigh."""
+    def _check_graph(self, output: Tensor, target: Any, variables: Sequence[Tensor]) -> None:
+        """Refuse a loss that is random, that does not depend on the output, or on more than it."""
+        if not self.weight(output, target):
+            return  # nothing counts, and the mean may be 0/0
+        where = f"Problem(loss={self.name!r})"
+        z = output.detach().requires_grad_()
+        with torch.enable_grad():
+            once, again = self.mean(z, target), self.mean(z, target)
+        if abs(float(once.detach() - again.detach())) > _slack(once) * abs(float(once.detach())):
+            rule = "the loss must be the same number each time, and is random"
+            remedy = "put what draws (a dropout in it?) into evaluation mode"
+            raise CurvescopeError(where, rule, remedy=remedy)
+        if any(leaf is variable for leaf in _leaves(once) for variable in variables):
+            rule = (
+                "the loss must be a function of the output and the target alone, and reads the "
+                "model's weights by itself, so that derivatives by the output are not all"
+            )
+            remedy = (
+                "leave out a penalty on the weights; η/2 ‖w‖² adds η w to the gradient and η I to "
+                "the Hessian"
+            )
+            raise CurvescopeError(where, rule, remedy=remedy)
+
+    def _sum(self, output: Tensor, target: Any) -> tuple[float, float, float]:
+        """The loss of some samples, what they weigh, and the share of rounding."""
         with torch.no_grad():
-            return float(self.mean(output.detach(), target)), self.weight(output, target)
+            mean = self.mean(output.detach(), target)
+        slack = max(_slack(mean), _slack(output))
+        return float(mean), self.weight(output, target), slack
 
     def _compare(
-        self, whole: tuple[float, float], parts: list[tuple[float, float]], dtype: torch.dtype
+        self, whole: tuple[float, float, float], parts: list[tuple[float, float, float]]
     ) -> None:
-        if abs(whole[1] - sum(w for _, w in parts)) > 1e-6 * abs(whole[1]):
+        if abs(whole[1] - sum(w for _, w, _ in parts)) > 1e-6 * abs(whole[1]):
             self._refuse("the weight of a batch is not the sum of the weights of its parts")
-        sums = [mean * w if w else 0.0 for mean, w in (whole, *parts)]
-        slack = (1e-4 if dtype == torch.float32 else 1e-9) * sum(map(abs, sums))
-        if not abs(sums[0] - sums[1] - sums[2]) <= slack:
+        sums = [mean * w if w else 0.0 for mean, w, _ in (whole, *parts)]
+        if not abs(sums[0] - sums[1] - sums[2]) <= whole[2] * sum(map(abs, sums)):
             self._refuse(
                 f"a batch has the loss {whole[0]:.6g} and its two parts {parts[0][0]:.6g} and "
                 f"{parts[1][0]:.6g}, of which that is not the mean over {self.average}"
@@ -145,10 +195,20 @@ class CustomAt(LossAt):
         with torch.enable_grad():
             self._z = output.detach().requires_grad_()
             self._mean = loss.mean(self._z, target)
-            if not self.weight:  # nothing counts, and the mean may be 0/0
-                self._g = torch.zeros_like(output)
-            else:
-                (self._g,) = torch.autograd.grad(self._mean, self._z, create_graph=True)
+            self._g = torch.zeros_like(output)
+            if self.weight:  # else nothing counts, and the mean may be 0/0
+                self._g = self._gradient()
+
+    def _gradient(self) -> Tensor:
+        g: Tensor | None = None
+        if self._mean.requires_grad:
+            (g,) = torch.autograd.grad(self._mean, self._z, create_graph=True, allow_unused=True)
+        if g is None:
+            where = f"Problem(loss={self._loss.name!r})"
+            rule = "the loss must be computed from the output by operations with a derivative"
+            given = "one that does not depend on it"
+            raise CurvescopeError(where, rule, given=given, remedy="look for detach() in it")
+        return g
 
     def value(self) -> Tensor:
         """See :class:`LossAt`."""
@@ -201,3 +261,49 @@ def _can_be_cut(target: Any, n: int) -> bool:
 
 def _cut(target: Any, part: slice) -> Any:
     return pytree.tree_map_only(Tensor, lambda t: t[part], target)
+
+
+def _slack(t: Tensor) -> float:
+    """The share of a mean that may be rounding."""
+    return 1e-9 if t.dtype == torch.float64 else 1e-4
+
+
+def _leaves(t: Tensor) -> Iterator[Tensor]:
+    """The tensors at which the graph of ``t`` begins."""
+    queue, seen = [t.grad_fn], set()
+    while queue:
+        node = queue.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, Tensor):
+            yield leaf
+        queue += [parent for parent, _ in node.next_functions]
+
+
+def _tensors_of(thing: Any) -> Iterator[Tensor]:
+    """Tensors of a callable: a module's, bound arguments, captured and global variables."""
+    if isinstance(thing, Tensor):
+        yield thing
+    elif isinstance(thing, nn.Module):
+        yield from thing.parameters()
+        yield from thing.buffers()
+        for module in thing.modules():
+            yield from (t for t in vars(module).values() if isinstance(t, Tensor))
+    elif isinstance(thing, partial):
+        yield from _all_of((thing.func, *thing.args, *thing.keywords.values()))
+    elif isinstance(thing, types.MethodType):
+        yield from _all_of((thing.__self__, thing.__func__))
+    elif isinstance(thing, types.FunctionType):
+        yield from _all_of(thing.__defaults__ or ())
+        values = [thing.__globals__.get(name) for name in thing.__code__.co_names]
+        for cell in thing.__closure__ or ():
+            with suppress(ValueError):  # not assigned yet
+                values.append(cell.cell_contents)
+        yield from _all_of(v for v in values if isinstance(v, Tensor | nn.Module | partial))
+
+
+def _all_of(things: Iterable[Any]) -> Iterator[Tensor]:
+    for thing in things:
+        yield from _tensors_of(thing)
