@@ -22,8 +22,9 @@ from curvescope.problem.independence import apart, take
 from curvescope.record.samples import positions
 
 _FEW = 5  # enough for samples that see others than their neighbors, or in larger batches alone
-_Tried = tuple[int, ...]  # how many samples, and the flags of the model
-_known: WeakKeyDictionary[nn.Module, dict[_Tried, tuple[int, ...]]] = WeakKeyDictionary()
+_Flags = tuple[bool, ...]
+_Rows = tuple[int, tuple[int, ...]]  # how many samples were tried out, and the answer
+_known: WeakKeyDictionary[nn.Module, dict[_Flags, _Rows]] = WeakKeyDictionary()
 
 
 def rows_per_sample(model: nn.Module, X: Any) -> tuple[int, ...]:
@@ -48,18 +49,18 @@ def rows_per_sample(model: nn.Module, X: Any) -> tuple[int, ...]:
     """
     if batch_norms_train(model):
         return ()
-    key = (
-        min(samples_of(X), _FEW),
+    flags = (
         *(p.requires_grad for p in model.parameters()),
         *(m.training for m in model.modules()),
     )
-    known = _known.setdefault(model, {})
-    if key not in known:
-        tried = _try_out(model, X)
-        if tried is None:
+    samples, known = min(samples_of(X), _FEW), _known.setdefault(model, {})
+    tried, rows = known.get(flags, (0, ()))
+    if samples > tried:  # what holds for some samples holds for fewer
+        found = _try_out(model, X)
+        if found is None:
             return ()
-        known[key] = tried
-    return known[key]
+        known[flags] = samples, (rows := found)
+    return rows
 
 
 def _try_out(model: nn.Module, X: Any) -> tuple[int, ...] | None:
