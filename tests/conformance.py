@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from tests.tolerances import REORDERED
 
 COLUMNS = 3

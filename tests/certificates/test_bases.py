@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from curvescope._checks import CurvescopeError, ModelError
 from curvescope.certificates.bases import Bases, Eigenbases
 from curvescope.certificates.blocks import Layout
 from curvescope.certificates.curvature import CurvatureBases
 from curvescope.certificates.posterior import Posterior
+from curvescope.errors import CurvescopeError, ModelError
 from tests.certificates.models import blobs, convnet, mlp, normal, random_bases, state_of
 
 

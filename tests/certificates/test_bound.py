@@ -6,7 +6,6 @@ import mpmath
 import pytest
 import torch
 
-from curvescope._checks import CurvescopeError
 from curvescope.certificates.bound import (
     Confidence,
     PriorGrid,
@@ -16,6 +15,7 @@ from curvescope.certificates.bound import (
     monte_carlo_bound,
 )
 from curvescope.certificates.divergence import kl_inverse
+from curvescope.errors import CurvescopeError
 
 mpmath.mp.dps = 50
 

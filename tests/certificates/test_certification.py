@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from curvescope._checks import CurvescopeError
 from curvescope.certificates import (
     Certificate,
     Confidence,
@@ -19,6 +18,7 @@ from curvescope.certificates import evaluate as evaluation
 from curvescope.certificates.certificate import posterior_file
 from curvescope.certificates.divergence import kl_inverse
 from curvescope.data import Dataset, dataset
+from curvescope.errors import CurvescopeError
 from curvescope.networks.names import network
 from curvescope.training.weights import save_weights
 from tests.certificates.models import blobs, convnet, mlp, normal, state_of, train

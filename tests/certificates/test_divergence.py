@@ -6,7 +6,6 @@ import mpmath
 import pytest
 import torch
 
-from curvescope._checks import CurvescopeError
 from curvescope.certificates.divergence import (
     binary_kl,
     gaussian_kl,
@@ -14,6 +13,7 @@ from curvescope.certificates.divergence import (
     kl_lower_inverse,
     total_upwards,
 )
+from curvescope.errors import CurvescopeError
 
 mpmath.mp.dps = 700  # 1 − 5e-324 must not be 1
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from curvescope._checks import CurvescopeError
 from curvescope.certificates import evaluate as module
 from curvescope.certificates.blocks import Layout
 from curvescope.certificates.bound import monte_carlo_bound
@@ -18,6 +17,7 @@ from curvescope.certificates.evaluate import (
 )
 from curvescope.certificates.losses import error_rate
 from curvescope.certificates.posterior import Posterior
+from curvescope.errors import CurvescopeError
 from tests.certificates.models import blobs, convnet, mlp, normal, random_bases, state_of
 
 

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from curvescope import io
-from curvescope._checks import CurvescopeError
 from curvescope.certificates import Certificate, Confidence, PriorGrid, certify, posterior_method
 from curvescope.certificates.bound import risk_bound
 from curvescope.certificates.certificate import posterior_file
 from curvescope.certificates.evaluate import Draws, Plan
 from curvescope.certificates.posterior import Posterior
 from curvescope.certificates.verification import told_apart
+from curvescope.errors import CurvescopeError
 from curvescope.identity import file_digest
 from curvescope.io.checksum import checksum
 from tests.certificates.models import blobs, convnet, mlp, normal, state_of, train

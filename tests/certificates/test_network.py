@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from curvescope._checks import ModelError
 from curvescope.certificates.bases import Bases
 from curvescope.certificates.blocks import Layout
 from curvescope.certificates.losses import error_rate, margins, surrogate
 from curvescope.certificates.network import StochasticNetwork
 from curvescope.certificates.posterior import Posterior
+from curvescope.errors import ModelError
 from tests.certificates.models import blobs, convnet, mlp, normal, random_bases, state_of
 
 

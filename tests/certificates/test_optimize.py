@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from curvescope._checks import CurvescopeError
 from curvescope.certificates.blocks import Layout
 from curvescope.certificates.bound import b_re
 from curvescope.certificates.descent import Descent
@@ -16,6 +15,7 @@ from curvescope.certificates.losses import surrogate
 from curvescope.certificates.methods import Method, posterior_method
 from curvescope.certificates.network import StochasticNetwork
 from curvescope.certificates.optimize import optimize, stepping
+from curvescope.errors import CurvescopeError
 from tests.certificates.models import blobs, mlp, normal, random_bases, state_of, train
 
 SAMPLES = 40

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from curvescope._checks import CurvescopeError
 from curvescope.cli import app as application
 from curvescope.cli.app import run
+from curvescope.errors import CurvescopeError
 from curvescope.experiments import demo as demonstration
 
 

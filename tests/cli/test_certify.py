@@ -12,12 +12,12 @@ import typer
 from torch import nn
 
 from curvescope import certificates, io
-from curvescope._checks import CurvescopeError
 from curvescope.certificates import Certificate, course
 from curvescope.certificates.certificate import posterior_file
 from curvescope.cli import app as application
 from curvescope.cli import certify as command
 from curvescope.data import dataset
+from curvescope.errors import CurvescopeError
 from curvescope.experiments import certified
 from curvescope.networks.names import network
 from curvescope.training import Recipe, save_weights, train

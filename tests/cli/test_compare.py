@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from curvescope._checks import CurvescopeError
 from curvescope.cli.app import run as curvescope
 from curvescope.data import dataset
+from curvescope.errors import CurvescopeError
 from curvescope.experiments import measured
 from curvescope.experiments.configuration import Analysis, DataNote, ModelNote, Settings
 from curvescope.experiments.measured import FILE

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from curvescope._checks import CurvescopeError
 from curvescope.certificates.divergence import percent_upwards
 from curvescope.cli.app import run
+from curvescope.errors import CurvescopeError
 from curvescope.experiments import certified
 from curvescope.experiments import demo as recipe
 from curvescope.experiments.demo import Demonstration, demonstrate

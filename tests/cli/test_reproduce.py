@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from curvescope._checks import CurvescopeError
 from curvescope.cli import app
 from curvescope.cli.studies import lines
+from curvescope.errors import CurvescopeError
 from curvescope.experiments.lock import held
 from curvescope.figures.model import Curve, Image, Panel, Picture
 from curvescope.reports import reproduction

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from curvescope import io
-from curvescope._checks import CurvescopeError
 from curvescope.cli.options import check_folder
 from curvescope.cli.staging import staged
+from curvescope.errors import CurvescopeError
 
 
 def test_all_files_or_none(tmp_path: Path) -> None:
@@ -38,6 +38,15 @@ def test_a_file_that_cannot_be_made_leaves_the_others(tmp_path: Path) -> None:
     ):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+def test_an_error_names_the_place_that_a_staged_file_was_on_its_way_to(tmp_path: Path) -> None:
+    with (
+        pytest.raises(CurvescopeError, match="cannot be") as caught,
+        staged(tmp_path / "out") as fresh,
+    ):
+        io.write_json(fresh / "none" / "page", {})
+    assert caught.value.where == repr(str(tmp_path / "out" / "none" / "page"))
 
 
 @pytest.mark.parametrize("there", [True, False])

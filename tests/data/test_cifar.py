@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from curvescope._checks import CurvescopeError
 from curvescope.data.cifar import decode, read_batch
+from curvescope.errors import CurvescopeError
 from tests.data import builders
 from tests.data.builders import NDARRAY, RECONSTRUCT, array, dtype, number, numbers, pickled, text
 

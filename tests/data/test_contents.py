@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from curvescope._checks import CurvescopeError
 from curvescope.data import contents as module
 from curvescope.data import dataset, verify
 from curvescope.data.sources import SOURCES
+from curvescope.errors import CurvescopeError
 from tests.data.builders import everything, packed, packed_tar, write
 
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"

@@ -9,10 +9,10 @@ from random import Random
 import pytest
 import torch
 
-from curvescope._checks import CurvescopeError
 from curvescope.data import dataset
 from curvescope.data.cifar import read_batch
 from curvescope.data.sources import CIFAR_10
+from curvescope.errors import CurvescopeError
 from tests.data.builders import packed, packed_tar, tiny_cifar
 from tests.fuzz.mutations import ANY
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from curvescope._checks import CurvescopeError
 from curvescope.data import dataset, download, fetch
 from curvescope.data.sources import SOURCES
+from curvescope.errors import CurvescopeError
 from tests.data.builders import everything, packed, packed_tar, write
 
 pytest.importorskip("pooch")

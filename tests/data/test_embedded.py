@@ -6,8 +6,8 @@ from importlib import resources
 import pytest
 import torch
 
-from curvescope import _checks
 from curvescope.data import dataset, embedded, load_embedded
+from curvescope.errors import CurvescopeError
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_pixels_are_whole_bytes_in_any_precision() -> None:
     ],
 )
 def test_mistakes_are_named(arguments: dict, message: str) -> None:
-    with pytest.raises(_checks.CurvescopeError, match=message):
+    with pytest.raises(CurvescopeError, match=message):
         load_embedded(**arguments)
 
 
@@ -55,7 +55,7 @@ def test_mistakes_are_named(arguments: dict, message: str) -> None:
 def test_a_damaged_or_missing_file_is_refused(monkeypatch, change: dict, message: str) -> None:
     changed = dataclasses.replace(embedded.EMBEDDED["mnist-6k"], **change)
     monkeypatch.setitem(embedded.EMBEDDED, "mnist-6k", changed)
-    with pytest.raises(_checks.CurvescopeError, match=message):
+    with pytest.raises(CurvescopeError, match=message):
         load_embedded("mnist-6k")
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from curvescope._checks import CurvescopeError
 from curvescope.data.idx import decode, read_idx
+from curvescope.errors import CurvescopeError
 from tests.data import builders
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from curvescope._checks import CurvescopeError
 from curvescope.data import Dataset, dataset
+from curvescope.errors import CurvescopeError
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 import torch
 
-from curvescope._checks import CurvescopeError
 from curvescope.data.labels import balanced_positions, random_labels, stream, two_classes
+from curvescope.errors import CurvescopeError
 
 
 def first_by_hand(labels: list[int], n: int) -> list[int]:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from curvescope._checks import CurvescopeError
 from curvescope.data import dataset, inventory
 from curvescope.data.labels import random_labels, stream
 from curvescope.data.names import base_names, parse
 from curvescope.data.sources import SOURCES
+from curvescope.errors import CurvescopeError
 from tests.data.builders import write
 
 

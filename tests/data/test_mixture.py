@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from curvescope._checks import CurvescopeError
 from curvescope.data import dataset, gaussian_mixture
+from curvescope.errors import CurvescopeError
 
 
 def test_the_deviations_are_standard_normal() -> None:

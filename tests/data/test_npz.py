@@ -5,9 +5,9 @@ import io
 import numpy as np
 import pytest
 
-from curvescope._checks import CurvescopeError
 from curvescope.data import dataset
 from curvescope.data.npz import decode
+from curvescope.errors import CurvescopeError
 from tests.data.builders import write
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from curvescope._checks import CurvescopeError
 from curvescope.data import dataset
 from curvescope.data.places import MissingFiles, cache_folder, find, roots
 from curvescope.data.sources import SOURCES
+from curvescope.errors import CurvescopeError
 from tests.data.builders import packed_tar, write
 
 LAYOUTS = ["mnist", "MNIST/raw", "MNIST", "."]

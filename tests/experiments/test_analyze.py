@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.experiments.analyze import analyze, choose_layers
 from curvescope.experiments.configuration import Settings
 from curvescope.experiments.stages import spectra

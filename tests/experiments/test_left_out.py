@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from curvescope._checks import Inapplicable, MemoryLimitError
+from curvescope.errors import Inapplicable, MemoryLimitError
 from curvescope.experiments.analyze import analyze, stage_name
 from curvescope.experiments.configuration import Settings
 from curvescope.experiments.stages import class_layers, class_structure

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from curvescope._checks import CurvescopeError
 from curvescope.data import dataset
+from curvescope.errors import CurvescopeError
 from curvescope.experiments import load, trained
 from curvescope.networks import network
 from curvescope.training import Recipe, save_weights, train

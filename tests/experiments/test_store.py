@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from curvescope import io
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.experiments import lock
 from curvescope.experiments.checks import Check
 from curvescope.experiments.configuration import Analysis, DataNote, ModelNote, Settings

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import curvescope as cs
-from curvescope._checks import CurvescopeError
 from curvescope.certificates.methods import posterior_method
+from curvescope.errors import CurvescopeError
 from curvescope.figures.results import picture
 from curvescope.structure.clustering import Embedding
 from curvescope.structure.correspondences import SingularStructure

@@ -10,7 +10,7 @@ import matplotlib as mpl
 import pytest
 import torch
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.figures import style
 from curvescope.figures.plot import plot
 from curvescope.operators.simple import Diagonal

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.figures.draw import draw
 from curvescope.figures.sharpness import against_generalization
 from curvescope.flatness import Comparison, SharpnessReport, compare_reports, sharpness

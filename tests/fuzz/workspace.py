@@ -17,9 +17,9 @@ import safetensors.torch
 import torch
 
 from curvescope import io as files
-from curvescope._checks import CurvescopeError
 from curvescope.cli import app
 from curvescope.data import dataset
+from curvescope.errors import CurvescopeError
 from curvescope.experiments.load import load_data
 from curvescope.experiments.store import RunDirectory
 from curvescope.experiments.training import named_data, train_network

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from curvescope import io
-from curvescope._checks import CurvescopeError
 from curvescope.certificates import (
     Certificate,
     Confidence,
@@ -20,6 +19,7 @@ from curvescope.certificates import (
     posterior_method,
 )
 from curvescope.certificates import evaluate as evaluation
+from curvescope.errors import CurvescopeError
 from tests.certificates.models import blobs, state_of, train
 
 Request = dict[str, Any]

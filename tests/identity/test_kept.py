@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.identity import Snapshot
 from curvescope.operators.base import LinearOperator
 from curvescope.operators.gauss_newton import EmpiricalFisher, GaussNewton, MonteCarloFisher

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.operators.algebra import Projected, Submatrix, deflate, knockout
 from curvescope.operators.base import LinearOperator
 from curvescope.operators.gauss_newton import EmpiricalFisher, GaussNewton, MonteCarloFisher

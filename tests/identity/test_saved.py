@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from curvescope import io
-from curvescope._checks import CurvescopeError
 from curvescope.data import Dataset
+from curvescope.errors import CurvescopeError
 from curvescope.experiments.analyze import analyze
 from curvescope.experiments.stages import context as analyses
 from curvescope.spectra import (

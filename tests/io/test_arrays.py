@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from curvescope import io
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 
 
 def archive(**arrays: np.ndarray) -> bytes:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from curvescope import io
-from curvescope._checks import AnyFloat, CurvescopeError
+from curvescope._checks import AnyFloat
+from curvescope.errors import CurvescopeError
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from curvescope import io
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from curvescope import io
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.networks import initialize, network
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.networks import network
 from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.problem import Problem

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.operators import row_blocks, rows
 from curvescope.operators.gauss_newton import EmpiricalFisher, GaussNewton, MonteCarloFisher
 from curvescope.operators.gram import GramForm

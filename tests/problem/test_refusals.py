@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import curvescope as cs
-from curvescope._checks import MemoryLimitError
+from curvescope.errors import MemoryLimitError
 from curvescope.problem import Problem
 from curvescope.problem.passes import Passes
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.problem import Problem
 from curvescope.problem.losses import BinaryLogistic, CrossEntropy, MeanSquare
 from curvescope.record.extended import class_directions, extended, merge

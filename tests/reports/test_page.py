@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from curvescope import io
-from curvescope._checks import CurvescopeError
 from curvescope.certificates.certification import certify
 from curvescope.certificates.divergence import percent_upwards
 from curvescope.certificates.methods import posterior_method
+from curvescope.errors import CurvescopeError
 from curvescope.experiments.store import Finding, RunDirectory
 from curvescope.figures import svg
 from curvescope.figures.model import Curve, Panel

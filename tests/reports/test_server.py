@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from curvescope import io
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.experiments.lock import locked
 from curvescope.reports.compare import labels
 from curvescope.reports.runs import Found, find_runs

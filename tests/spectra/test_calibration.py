@@ -15,7 +15,7 @@ import torch
 from scipy.stats import binom
 from torch import Tensor
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.operators.base import LinearOperator
 from curvescope.operators.simple import Dense, Diagonal
 from curvescope.spectra import (

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.operators.base import LinearOperator
 from curvescope.spectra import (
     Progress,

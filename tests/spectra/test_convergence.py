@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.operators.simple import Diagonal
 from curvescope.spectra import lanczos, lanczos_bounds, neuron_rank_bound, path_rank_bound
 

@@ -168,7 +168,7 @@ def test_one_dimension_in_float32() -> None:
 
 
 def test_zero_dimensional_operators_are_refused() -> None:
-    from curvescope._checks import CurvescopeError
+    from curvescope.errors import CurvescopeError
     from curvescope.operators.simple import Diagonal
 
     empty = Diagonal(torch.empty(0, dtype=F64))

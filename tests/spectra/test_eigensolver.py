@@ -8,7 +8,7 @@ import scipy.sparse.linalg
 import torch
 from torch import Tensor
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.operators.algebra import deflate
 from curvescope.operators.simple import Dense, Diagonal
 from curvescope.spectra import Status, eigenpairs, subspace_iteration

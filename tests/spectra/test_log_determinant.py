@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.operators.simple import Dense, Diagonal
 from curvescope.spectra import logdet
 from tests.spectra.matrices import F64, Counting, rotated, seeded

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.operators.simple import Dense, Diagonal, Identity
 from curvescope.spectra import exact_spectrum, normalized
 from curvescope.spectra.normalization import NormalizedOperator

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.spectra import neuron_rank_bound, rank_bound, rank_degeneracy, spectral_measure
 from tests.spectra.matrices import F64, rotated, seeded
 from tests.tolerances import STANDARD_ERRORS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.operators.simple import Dense, Diagonal
 from curvescope.spectra import Status, block_lanczos, lanczos
 from tests.spectra.matrices import F64, hessian_like, rotated, seeded

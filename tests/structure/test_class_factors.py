@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.problem import Problem
 from curvescope.spectra.exact import ExactSpectrum

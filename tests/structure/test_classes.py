@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.problem import Problem
 from curvescope.structure.classes import ClassStructure, class_structure

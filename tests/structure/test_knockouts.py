@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.operators.algebra import knockout
 from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.operators.hessian import Hessian

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.problem import Problem
 from curvescope.structure.logistic import (

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from curvescope._checks import CurvescopeError
 from curvescope.data.embedded import load_embedded
+from curvescope.errors import CurvescopeError
 from curvescope.operators.algebra import knockout
 from curvescope.operators.simple import LowRank
 from curvescope.problem import Problem

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.studies.listing import entries
 from curvescope.studies.papers import Cited, cited, covering, page
 from curvescope.studies.printed import PAPERS

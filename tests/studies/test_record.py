@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from curvescope import io
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.figures.model import Curve, Panel, Picture
 from curvescope.reports import reproduction
 from curvescope.studies import listing, record

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.flatness import TraceRegularizer
 from curvescope.training import Progress, Recipe, train, train_many
 from tests.training.problems import data, flat, model

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.training import Recipe
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from curvescope import io
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.training import Progress, Recipe, load_network, load_weights, train, train_many
 from curvescope.training.folder import RunFolder, State, TrainingFolder, differences
 from curvescope.training.run import configuration, describe

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from curvescope import Hessian
-from curvescope._checks import CurvescopeError
 from curvescope.data import load_embedded
+from curvescope.errors import CurvescopeError
 from curvescope.networks import network
 from curvescope.problem import Problem
 from curvescope.training import Fit, Progress, Recipe, evaluate, train, train_many

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from curvescope import io
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.networks import network
 from curvescope.training import load_network, load_weights, save_weights
 from tests.training.problems import flat, model

@@ -23,7 +23,6 @@ from curvescope.cli.interrupts import Stopped
 from curvescope.cli.reproduce import reproduce
 from curvescope.cli.train import train
 from curvescope.cli.view import view
-from curvescope.cli.wording import in_users_words
 from curvescope.cli.words import words_of
 from curvescope.errors import CurvescopeError
 
@@ -95,8 +94,6 @@ def run(arguments: list[str]) -> int:
     except CurvescopeError as error:
         if debug:
             raise
-        if error.rule is None:  # one string as yet
-            return _complain(in_users_words(error.where, arguments[:1]), code=2)
         return _complain(words_of(command, arguments).about(error), code=2)
     except _UsageError as error:
         if debug:

@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from curvescope import io
+from curvescope.errors import CurvescopeError
 
 
 @contextmanager
@@ -32,7 +33,11 @@ def staged(folder: Path, *, last: str = "") -> Iterator[Path]:
     io.make_folder(folder)
     try:
         with TemporaryDirectory(dir=folder, prefix=".part-") as fresh:
-            yield Path(fresh)
+            try:
+                yield Path(fresh)
+            except CurvescopeError as error:  # about the place that a file was on its way to
+                error.where = error.where.replace(fresh, str(folder))
+                raise
             if last:
                 (folder / last).unlink(missing_ok=True)
             for file in sorted(Path(fresh).iterdir(), key=lambda file: file.name == last):

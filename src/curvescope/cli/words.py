@@ -66,7 +66,7 @@ class Words:
         function = error.where.partition("(")[0]
         if not place:
             return f"{function}: {rest}" if verb else rest
-        if rest.startswith("--") and place[0] not in f"-{_QUOTES}":
+        if rest.startswith("--") and (place[0] not in f"-{_QUOTES}" or rest.startswith(place)):
             return rest
         return f"{place} {rest}" if verb and place[0] not in _QUOTES else f"{place}: {rest}"
 

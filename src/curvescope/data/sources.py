@@ -187,10 +187,7 @@ CIFAR_100_SUBSET = Source(
         "test": (File("cifar-100-subset.npz", "3155828772a37be60653d118e11e864c"),),
     },
     folders=("cifar-100-subset",),
-    hint=(
-        "or cut the same images from CIFAR-100: "
-        "dataset('cifar-100', per_class=40), with 10 for the test split"
-    ),
+    hint="or cut the same images from CIFAR-100: the first 40 of each class, 10 of the test split",
 )
 
 SOURCES: dict[str, Source] = {

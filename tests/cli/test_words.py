@@ -6,16 +6,20 @@ import re
 from pathlib import Path
 
 import pytest
+import typer
 
-from curvescope.cli.app import run
-from curvescope.cli.wording import in_users_words
+from curvescope.cli.app import app, run
+from curvescope.cli.words import Words, words_of
+from curvescope.errors import CurvescopeError
 from curvescope.training import Recipe
 from tests.cli.test_analyze import OWN
 
 # What a function, a class or an argument of the library looks like in a message.
 INTERNAL = re.compile(
-    r"\b(?:Recipe|Confidence|Problem|RunDirectory|Certificate)\b|\b(?!iter)[a-z]\w+\(['\"a-z]|\w=['\"\d]"
-    r"|average_from|batch_size|weight_decay|prior_split|per_class|allow_pickle|inventory"
+    r"\b(?:Recipe|Confidence|Problem|RunDirectory|Certificate|CurvescopeError|TraceRegularizer)\b"
+    r"|\b(?!iter)[a-z]\w+\(['\"a-z]|\w=['\"\d]|\w=(?:True|False|None)\b|`|\bcs\.|\bdeepcopy\b"
+    r"|average_from|batch_size|weight_decay|per_class|allow_pickle|inventory|load_weights"
+    r"|prior_\w+|initial_state|data_seed|overwrite"
 )
 
 
@@ -51,7 +55,7 @@ FILES = ["--weights", "bad.safetensors", "--initial", "bad.safetensors"]
         ([*TRAIN, "--device", "foo"], "--device must be auto, cpu, cuda (or cuda:1, …) or mps"),
         (["train", "F-4", "--data", "digits-R"], "--data 'digits-R' needs --data-seed for its"),
         (["train", "F-4", "--data", "nothing"], "a data set must be one of mnist-6k"),
-        ([*ANALYZE, "--loss", "hinge"], "--loss must be one of"),
+        ([*ANALYZE, "--loss", "hinge"], "curvescope: --loss must be one of"),
         ([*ANALYZE, "--layers", "fc9"], "--layers: 'fc9' is no layer"),
         ([*ANALYZE, "--weights", "bad.safetensors"], "'bad.safetensors': is not a complete"),
         ([*ANALYZE, "--weights", "none.safetensors"], "'none.safetensors': cannot be read"),
@@ -67,6 +71,30 @@ FILES = ["--weights", "bad.safetensors", "--initial", "bad.safetensors"]
         (["compare", "none", "none"], "'none': is not the folder of a run"),
         (["data", "list", "--root", "none"], "--root must be a folder that exists, got 'none'"),
         (["data", "verify", "nothing"], "a data set must be one of"),
+        (["data", "verify", "mnist", "--root", "."], "name their folder with --root, put them"),
+        (["data", "fetch", "cifar-100-subset"], "is on no mirror; put cifar-100-subset.npz into"),
+        (["train", "F-4", "--data", "mnist", "--root", "."], "name their folder with --root"),
+        (
+            ["train", "F-4", "--data", "gaussian-mixture-C2-D3-t1"],
+            "needs --per-class, --data-seed and --normalize none, since it is drawn",
+        ),
+        (
+            ["train", "LeNet5", "--data", "digits"],
+            "network 'LeNet5' needs images of at least 16",
+        ),
+        (["train", "F-0", "--data", "digits"], "network 'F-0': every width and depth must be an"),
+        (
+            [*ANALYZE, "--data", "digits"],
+            "the model refused batch 0 (torch.float32 [500, 1, 8",
+        ),
+        (
+            [*CERTIFY, *FILES, "--delta", "0.4", "--draw-delta", "0.4"],
+            "--delta + --draw-delta",
+        ),
+        (["reproduce", "nothing"], "there is no entry 'nothing'; curvescope reproduce list shows"),
+        (["compare", "."], "compare: needs at least two runs, got 1"),
+        (["demo", "--out", "bad.json"], "'bad.json': is a file; name a folder with --out"),
+        (["view", ".", "--host", "0.0.0.0"], "--host must be one IPv4 address of this machine"),
         (["view", ".", "--host", "203.0.113.1"], "choose another --host or --port"),
     ],
 )
@@ -98,23 +126,67 @@ def test_a_mistake_is_named_by_its_option(capsys, arguments: list[str], named: s
 def test_no_error_of_a_recipe_speaks_python(change: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="Recipe") as caught:
         Recipe(**{"seed": 0, "epochs": 3, **change})
-    said = in_users_words(str(caught.value))
+    said = words_in("train").about(caught.value)
     assert "--" in said
     assert INTERNAL.search(said) is None
 
 
-def test_differences_between_configurations_name_options() -> None:
-    text = "'a': … (recipe.weight_decay is 0 there and 1 here; data.asked.per_class is 1 there …)"
-    assert "(--weight-decay is 0 there and 1 here; --per-class is 1 there" in in_users_words(text)
+def words_in(command: str) -> Words:
+    return words_of(typer.main.get_command(app), [command])
 
 
-def test_what_is_no_option_is_left_alone() -> None:
-    for text in (
-        "'/data/per_class/x.json': cannot be read (No such file); check the path",
-        "--model 'net.py:build': failed when called (ValueError: batch--size)",
-        "compare: needs at least two runs, got 1",
-    ):
-        assert in_users_words(text, ["analyze"]) == text
-    missing = "dataset('cifar-10'): data_batch_1 not found in d; put the files into d"
-    assert in_users_words(missing, ["reproduce"]).startswith("data set ('cifar-10'): data_batch_1")
-    assert "--root" in in_users_words(missing, ["reproduce"])
+def test_a_run_with_other_settings_is_told_apart_by_options(capsys) -> None:
+    short = [*TRAIN, "--epochs", "1", "--per-class", "4", "--quiet"]
+    assert run(short) == 0
+    capsys.readouterr()
+    assert run([*short, "--weight-decay", "0.1", "--data-seed", "3"]) == 2
+    said = capsys.readouterr().err
+    assert "(--weight-decay is 0.0 there and 0.1 here; --data-seed is None there" in said
+    assert said.endswith("; name another folder with --out, or remove it\n")
+    assert INTERNAL.search(said) is None
+
+
+@pytest.mark.parametrize(
+    ("command", "error", "said"),
+    [
+        (
+            "analyze",
+            CurvescopeError("'/data/per_class/x.json'", "cannot be read", remedy="check the path"),
+            "'/data/per_class/x.json': cannot be read; check the path",
+        ),
+        (
+            "analyze",
+            CurvescopeError("--model 'net.py:build'", "failed when called (E: batch--size)"),
+            "--model 'net.py:build': failed when called (E: batch--size)",
+        ),
+        (
+            "compare",
+            CurvescopeError("compare", "needs at least two runs", given=1),
+            "compare: needs at least two runs, got 1",
+        ),
+        (
+            "analyze",
+            CurvescopeError("class_structure(problem)", "`limit=9` is too little"),
+            "limit=9 is too little",
+        ),
+        ("train", CurvescopeError("dataset('x')", "is damaged"), "--data 'x' is damaged"),
+        ("reproduce", CurvescopeError("dataset('x')", "is damaged"), "data set 'x' is damaged"),
+        (
+            "certify",
+            CurvescopeError("'c.json'", "is another", remedy="give `overwrite=True`"),
+            "'c.json': is another; give --again",
+        ),
+        (
+            "train",
+            CurvescopeError("f", "must be", remedy="call g()", remedy_cli="try again"),
+            "f: must be; try again",
+        ),
+        (
+            "train",
+            CurvescopeError("f", "must be", remedy="call g()", remedy_cli=""),
+            "f: must be",
+        ),
+    ],
+)
+def test_the_words_of_a_command(command: str, error: CurvescopeError, said: str) -> None:
+    assert words_in(command).about(error) == said
