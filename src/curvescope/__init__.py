@@ -137,8 +137,7 @@ if not TYPE_CHECKING:  # a type checker knows the names above and should refuse 
             except ModuleNotFoundError as error:
                 if error.name != f"{__name__}.{name}":
                     raise
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

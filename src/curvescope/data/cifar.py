@@ -31,8 +31,7 @@ class _Marker:
 
     def __setstate__(self, state: object) -> None:
         # Without this method, unpickling would set attributes at the file's will.
-        msg = "gives a state to numpy.ndarray"
-        raise _Refused(msg)
+        raise _Refused("gives a state to numpy.ndarray")
 
 
 class _Dtype:
@@ -42,17 +41,14 @@ class _Dtype:
 
     def __call__(self, *arguments: object) -> _Dtype:
         if not arguments or arguments[0] != b"u1":  # bytes: the files were written by Python 2
-            msg = f"asks for the type {arguments[:1]}, not for unsigned bytes"
-            raise _Refused(msg)
+            raise _Refused(f"asks for the type {arguments[:1]}, not for unsigned bytes")
         return self
 
     def __setstate__(self, state: object) -> None:
         if not isinstance(state, tuple) or len(state) < 5 or state[1] != b"|":
-            msg = f"gives unsigned bytes the state {state!r}"
-            raise _Refused(msg)
+            raise _Refused(f"gives unsigned bytes the state {state!r}")
         if any(field is not None for field in state[2:5]):  # sub-array, field names, fields
-            msg = "asks for a structured type"
-            raise _Refused(msg)
+            raise _Refused("asks for a structured type")
 
 
 class _Array:
@@ -68,11 +64,9 @@ class _Array:
             case (1, tuple(shape), _Dtype(), bool(fortran), bytes(raw)):
                 pass
             case _:
-                msg = "gives an array a state of another form"
-                raise _Refused(msg)
+                raise _Refused("gives an array a state of another form")
         if not all(type(n) is int and n >= 0 for n in shape) or math.prod(shape) != len(raw):
-            msg = f"has an array of the shape {shape} with {len(raw):,} bytes"
-            raise _Refused(msg)
+            raise _Refused(f"has an array of the shape {shape} with {len(raw):,} bytes")
         array = np.frombuffer(raw, np.uint8)
         self.value = array.reshape(shape[::-1]).T if fortran else array.reshape(shape)
 
@@ -87,12 +81,10 @@ class _Reconstruct:
             case (_Marker(), (0,), b"b"):
                 return _Array()
             case _:
-                msg = "calls numpy's reconstructor in another way"
-                raise _Refused(msg)
+                raise _Refused("calls numpy's reconstructor in another way")
 
     def __setstate__(self, state: object) -> None:
-        msg = "gives a state to numpy's reconstructor"
-        raise _Refused(msg)
+        raise _Refused("gives a state to numpy's reconstructor")
 
 
 class _Reader(pickle.Unpickler):
@@ -106,8 +98,7 @@ class _Reader(pickle.Unpickler):
                 return _Marker()
             case "numpy", "dtype":
                 return _Dtype()
-        msg = f"asks for {module}.{name}, which has no business there"
-        raise _Refused(msg)
+        raise _Refused(f"asks for {module}.{name}, which has no business there")
 
 
 def read_batch(where: str, raw: bytes) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:

@@ -122,8 +122,7 @@ def _archived(where: str, source: Source, files: tuple[File, ...], path: Path) -
         with tarfile.open(path, "r:gz") as archive:
             for member in archive:
                 if member.offset > _ARCHIVE:
-                    msg = "it is far too long"
-                    raise tarfile.TarError(msg)
+                    raise tarfile.TarError("it is far too long")
                 name = wanted.get(member.name)
                 if name is None or not member.isfile() or member.size > _LARGEST:
                     continue

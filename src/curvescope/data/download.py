@@ -127,8 +127,7 @@ def _attempt(downloader: Any, url: str, target: Path, md5: str) -> str | None:
         with atomic(target) as temporary:
             _download(downloader, url, temporary)
             if not _has(temporary, md5):
-                msg = "a file with another checksum"
-                raise _NotGiven(msg)
+                raise _NotGiven("a file with another checksum")
     except _NotGiven as error:
         return str(error)
     return None

@@ -109,8 +109,7 @@ class _Pairs:
 
     def __len__(self) -> int:
         if self._batches.length is None:
-            msg = "the data does not know its length"
-            raise TypeError(msg)
+            raise TypeError("the data does not know its length")
         return self._batches.length
 
 

@@ -81,8 +81,7 @@ def _judged(
         with zipfile.ZipFile(io.BytesIO(source) if isinstance(source, bytes) else source) as file:
             members = {member.filename.removesuffix(".npy"): member for member in file.infolist()}
             if len(members) < len(file.infolist()):
-                msg = "two arrays have one name"
-                raise _Unsound(msg)
+                raise _Unsound("two arrays have one name")
             headers = {name: _header(file, member) for name, member in members.items()}
             _refuse_bombs(file, headers)
             wanted = headers if names is None else [name for name in names if name in headers]
@@ -98,22 +97,20 @@ def _judged(
 
 def _header(file: zipfile.ZipFile, member: zipfile.ZipInfo) -> ArrayHeader:
     if member.flag_bits & 1 or member.compress_type not in _COMPRESSIONS:
-        msg = f"{member.filename} is encrypted or compressed in a way that is not read"
-        raise _Unsound(msg)
+        raise _Unsound(f"{member.filename} is encrypted or compressed in a way that is not read")
     with file.open(member) as stream:
         head = io.BytesIO(stream.read(_HEADER))
     reader = _READERS.get(np.lib.format.read_magic(head))
     if reader is None:
-        msg = f"{member.filename} is an array of another version"
-        raise _Unsound(msg)
+        raise _Unsound(f"{member.filename} is an array of another version")
     shape, _, dtype = reader(head)
     if dtype.hasobject:
         name = member.filename.removesuffix(".npy")
-        msg = f"{name} holds Python objects, which are not read since they can execute code"
-        raise _Unsound(msg)
+        raise _Unsound(
+            f"{name} holds Python objects, which are not read since they can execute code"
+        )
     if head.tell() + math.prod(shape) * dtype.itemsize != member.file_size:
-        msg = f"{member.filename} should hold {math.prod(shape):,} numbers, and does not"
-        raise _Unsound(msg)
+        raise _Unsound(f"{member.filename} should hold {math.prod(shape):,} numbers, and does not")
     return ArrayHeader(shape, dtype)
 
 
@@ -121,8 +118,7 @@ def _refuse_bombs(file: zipfile.ZipFile, headers: dict[str, ArrayHeader]) -> Non
     expanded = sum(math.prod(each.shape) * each.dtype.itemsize for each in headers.values())
     stored = file.fp.seek(0, io.SEEK_END) if file.fp is not None else 0
     if expanded > _MUCH and expanded > _RATIO * stored:
-        msg = f"its {stored:,} bytes expand to {expanded:,}"
-        raise _Unsound(msg)
+        raise _Unsound(f"its {stored:,} bytes expand to {expanded:,}")
 
 
 def _array(file: zipfile.ZipFile, member: zipfile.ZipInfo) -> npt.NDArray[Any]:

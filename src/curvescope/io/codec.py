@@ -302,8 +302,9 @@ def fields_of(kind: Any) -> dict[str, Any]:
     """The fields of a dataclass with their annotations, its parameters put in."""
     cls = get_origin(kind) or kind
     if not is_dataclass(cls):
-        msg = f"codec: there is no form for {kind!r}; use numbers, texts, tensors and dataclasses"
-        raise TypeError(msg)
+        raise TypeError(
+            f"codec: there is no form for {kind!r}; use numbers, texts, tensors and dataclasses"
+        )
     hints = get_type_hints(cls, include_extras=True)
     given = dict(zip(getattr(cls, "__parameters__", ()), get_args(kind), strict=True))
     return {field.name: _filled(hints[field.name], given) for field in fields(cls) if field.init}
@@ -337,8 +338,7 @@ def _present(kind: Any) -> Any:
     """``X`` of ``X | None``."""
     others = [member for member in get_args(kind) if member is not NoneType]
     if len(others) != 1 or len(others) == len(get_args(kind)):
-        msg = f"codec: there is no form for {kind!r}; of a union only X | None is stored"
-        raise TypeError(msg)
+        raise TypeError(f"codec: there is no form for {kind!r}; of a union only X | None is stored")
     return others[0]
 
 

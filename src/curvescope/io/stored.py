@@ -163,8 +163,9 @@ def _packed(
     kind = type(value) if kind is None else kind
     reserved = set(_HEADER) & fields_of(kind).keys()
     if reserved:
-        msg = f"{_name(kind)}: {sorted(reserved)[0]!r} is a field of every stored dataclass"
-        raise TypeError(msg)
+        raise TypeError(
+            f"{_name(kind)}: {sorted(reserved)[0]!r} is a field of every stored dataclass"
+        )
     try:
         plain, tensors = encode(value, kind)
     except Misfit as error:

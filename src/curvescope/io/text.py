@@ -129,23 +129,20 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        msg = f"{twice!r} stands there twice"
-        raise ValueError(msg)
+        raise ValueError(f"{twice!r} stands there twice")
     return found
 
 
 def _integer(text: str) -> int:
     if len(text) > _DIGITS:
-        msg = f"a number has {len(text)} digits"
-        raise ValueError(msg)
+        raise ValueError(f"a number has {len(text)} digits")
     return int(text)
 
 
 def _number(text: str) -> float:
     value = float(text)
     if len(text) > _DIGITS or math.isinf(value):
-        msg = f"no float is {text[:_DIGITS]}"
-        raise ValueError(msg)
+        raise ValueError(f"no float is {text[:_DIGITS]}")
     return value
 
 
@@ -176,5 +173,4 @@ def _plain(value: Any) -> Any:
         return dataclasses.asdict(value)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    msg = f"{type(value).__name__} has no JSON form"
-    raise TypeError(msg)
+    raise TypeError(f"{type(value).__name__} has no JSON form")
