@@ -140,7 +140,7 @@ def test_the_cache_of_other_platforms(monkeypatch, tmp_path, platform, variables
         ("mnist-2-R", r"put the files into {root}/mnist, or run: curvescope data fetch mnist \(1"),
         ("cifar-10", "data_batch_1 … data_batch_5 or cifar-10-python.tar.gz not found in {root}, "),
         ("cifar-100", "{root}/cifar-100, or run: curvescope data fetch cifar-100"),
-        ("cifar-100-subset", r"or cut the same images .* dataset\('cifar-100', per_class=40\)"),
+        ("cifar-100-subset", r"or cut the same images .* the first 40 of each class"),
     ],
 )
 def test_what_is_missing_and_what_to_do_is_one_sentence(tmp_path: Path, name, said) -> None:
