@@ -111,7 +111,7 @@ def test_a_posterior_that_is_an_input_is_refused(place: Path, again: list[str], 
     before = contents(place)
     arguments = command("--out", "mlp.json", *again, weights="mlp.posterior.safetensors")
     assert application.run(arguments) == 2
-    assert "posterior 'mlp.posterior.safetensors': is --weights itself" in capsys.readouterr().err
+    assert "posterior 'mlp.posterior.safetensors' is --weights itself" in capsys.readouterr().err
     assert contents(place) == before
 
 
