@@ -100,8 +100,10 @@ def test_data_that_cannot_be_used(capsys, data: str, words: str) -> None:
 def test_a_device_that_is_not_there() -> None:
     assert choose_device("cpu") == torch.device("cpu")
     there = torch.cuda.device_count()
-    with pytest.raises(ValueError, match=f"--device 'cuda:{there}' cannot be used, torch finds"):
+    with pytest.raises(ValueError, match=f"--device 'cuda:{there}': cannot be used, torch finds"):
         choose_device(f"cuda:{there}")
     if not torch.backends.mps.is_available():
-        with pytest.raises(ValueError, match="--device 'mps' cannot be used, torch finds only cpu"):
+        with pytest.raises(
+            ValueError, match="--device 'mps': cannot be used, torch finds only cpu"
+        ):
             choose_device("mps")
