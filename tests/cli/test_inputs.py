@@ -103,7 +103,5 @@ def test_a_device_that_is_not_there() -> None:
     with pytest.raises(ValueError, match=f"--device 'cuda:{there}': cannot be used, torch finds"):
         choose_device(f"cuda:{there}")
     if not torch.backends.mps.is_available():
-        with pytest.raises(
-            ValueError, match="--device 'mps': cannot be used, torch finds only cpu"
-        ):
+        with pytest.raises(ValueError, match="--device 'mps': cannot be used, torch finds"):
             choose_device("mps")
