@@ -7,10 +7,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from curvescope._checks import ModelError
 from curvescope._state import copied, evaluated, strict_precision
 from curvescope.certificates.bases import Bases, Eigenbases
 from curvescope.certificates.blocks import Block, Layout
+from curvescope.errors import ModelError
 from curvescope.layers import watched_calls
 from curvescope.problem.problem import Problem
 from curvescope.structure.factors import KroneckerFactors, kronecker_factors

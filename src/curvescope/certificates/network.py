@@ -17,10 +17,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from curvescope._checks import ModelError
 from curvescope._state import copied, evaluated
 from curvescope.certificates.bases import Bases, Pair
 from curvescope.certificates.blocks import Block, Layout
+from curvescope.errors import ModelError
 from curvescope.layers import LayerKind, kind_of, watched_calls
 from curvescope.problem.calling import call_with
 from curvescope.problem.independence import apart

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from curvescope import _checks
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.operators.base import LinearOperator
 from curvescope.operators.simple import Dense, LowRank
 
@@ -27,11 +27,10 @@ class HasEigenPairs(Protocol):
 
 def _common(where: str, a: LinearOperator, b: LinearOperator) -> None:
     if not isinstance(b, LinearOperator):
-        msg = f"{where}: needs an operator, got {type(b).__name__}; wrap a matrix in Dense(matrix)"
-        raise CurvescopeError(msg)
+        remedy = "wrap a matrix in Dense(matrix)"
+        raise CurvescopeError(where, "needs an operator", given=type(b).__name__, remedy=remedy)
     if a.dtype != b.dtype or a.device != b.device:
-        msg = f"{where}: operators must share dtype and device, got {a} and {b}"
-        raise CurvescopeError(msg)
+        raise CurvescopeError(where, "operators must share dtype and device", given=f"{a} and {b}")
 
 
 def scale(A: LinearOperator, factor: float) -> LinearOperator:
@@ -47,8 +46,7 @@ def add(A: LinearOperator, B: LinearOperator) -> LinearOperator:
     """
     _common(f"{A} + B", A, B)
     if A.shape != B.shape:
-        msg = f"A + B: shapes must agree, got {A.shape} and {B.shape}"
-        raise CurvescopeError(msg)
+        raise CurvescopeError("A + B", "shapes must agree", given=f"{A.shape} and {B.shape}")
     merged: list[tuple[float, LinearOperator]] = []
     for coefficient, term in _terms(A) + _terms(B):
         for i, (other_coefficient, other) in enumerate(merged):
@@ -111,8 +109,8 @@ class Product(LinearOperator):
     def __init__(self, A: LinearOperator, B: LinearOperator) -> None:
         _common("A @ B", A, B)
         if A.shape[1] != B.shape[0]:
-            msg = f"A @ B: inner dimensions must agree, got {A.shape} and {B.shape}"
-            raise CurvescopeError(msg)
+            rule = "inner dimensions must agree"
+            raise CurvescopeError("A @ B", rule, given=f"{A.shape} and {B.shape}")
         super().__init__((A.shape[0], B.shape[1]), dtype=A.dtype, device=A.device)
         self._factors = (A, B)
 
@@ -222,14 +220,12 @@ def deflate(A: LinearOperator, pairs: HasEigenPairs) -> LinearOperator:
     """
     values, vectors = pairs.values, pairs.vectors
     if not A.symmetric:
-        msg = f"deflate({A}, pairs): needs a symmetric operator"
-        raise CurvescopeError(msg)
+        raise CurvescopeError(f"deflate({A}, pairs)", "needs a symmetric operator")
     if vectors.ndim != 2 or vectors.shape != (A.shape[0], values.shape[0]):
-        msg = (
-            f"deflate({A}, pairs): vectors must be [{A.shape[0]}, k] with k values, got "
-            f"{list(vectors.shape)} and {list(values.shape)}"
+        rule = f"vectors must be [{A.shape[0]}, k] with k values"
+        raise CurvescopeError(
+            f"deflate({A}, pairs)", rule, given=f"{list(vectors.shape)} and {list(values.shape)}"
         )
-        raise CurvescopeError(msg)
     return A - LowRank(vectors.to(A.device, A.dtype), values.to(A.device, A.dtype))
 
 
@@ -254,8 +250,7 @@ def knockout(
     B = Dense(B) if isinstance(B, Tensor) else B
     _common(f"knockout({A}, B)", A, B)
     if B.shape != A.shape:
-        msg = f"knockout({A}, B): B must have the shape of A, got {B.shape}"
-        raise CurvescopeError(msg)
+        raise CurvescopeError(f"knockout({A}, B)", "`B` must have the shape of A", given=B.shape)
     if how == "subtract":
         return A - B
     left, right = _column_and_row_space(B)

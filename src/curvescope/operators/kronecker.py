@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from curvescope import _checks
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.operators.base import LinearOperator
 
 
@@ -36,17 +36,16 @@ class KroneckerOperator(LinearOperator):
     def __init__(self, A: Tensor, B: Tensor, *, psd: bool = False) -> None:
         for name, X in (("A", A), ("B", B)):
             if X.ndim != 2 or X.shape[0] != X.shape[1] or not X.is_floating_point():
-                msg = (
-                    f"KroneckerOperator({name}): needs a real square matrix, got {X.dtype} "
-                    f"{list(X.shape)}"
+                rule = "needs a real square matrix"
+                raise CurvescopeError(
+                    f"KroneckerOperator({name})", rule, given=f"{X.dtype} {list(X.shape)}"
                 )
-                raise CurvescopeError(msg)
         if A.dtype != B.dtype or A.device != B.device:
-            msg = (
-                "KroneckerOperator(A, B): the factors must share dtype and device, got "
-                f"{A.dtype} on {A.device} and {B.dtype} on {B.device}"
+            raise CurvescopeError(
+                "KroneckerOperator(A, B)",
+                "the factors must share dtype and device",
+                given=f"{A.dtype} on {A.device} and {B.dtype} on {B.device}",
             )
-            raise CurvescopeError(msg)
         self.A, self.B = A.detach().clone(), B.detach().clone()
         size = A.shape[0] * B.shape[0]
         symmetric = psd or (torch.equal(A, A.T) and torch.equal(B, B.T))
@@ -74,8 +73,7 @@ class KroneckerOperator(LinearOperator):
     def _eigen(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """``α, a, β, b`` of the two factors, largest first, in float64."""
         if not self.symmetric:
-            msg = f"{self}: eigenpairs need symmetric factors"
-            raise CurvescopeError(msg)
+            raise CurvescopeError(str(self), "eigenpairs need symmetric factors")
         pairs = []
         for X in (self.A, self.B):
             values, vectors = torch.linalg.eigh(X.double())
@@ -95,8 +93,8 @@ class KroneckerOperator(LinearOperator):
         where = f"{self}.top"
         k = _checks.positive_int(where, "k", k)
         if k > self.shape[0]:
-            msg = f"{where}: k must be at most the dimension {self.shape[0]}, got {k}"
-            raise CurvescopeError(msg)
+            rule = f"`k` must be at most the dimension {self.shape[0]}"
+            raise CurvescopeError(where, rule, given=k)
         alpha, a, beta, b = self._eigen
         values, index = torch.outer(alpha, beta).flatten().topk(k)
         i, j = index // len(beta), index % len(beta)
@@ -114,11 +112,9 @@ class KroneckerOperator(LinearOperator):
         shifted = torch.outer(alpha, beta) + damping
         floor = torch.finfo(self.dtype).eps * shifted.abs().amax()
         if bool((shifted <= floor).any()):
-            msg = (
-                f"{self}.inverse: the smallest eigenvalue with damping={damping:g} is "
-                f"{float(shifted.amin()):.3g}, too small to divide by; use a larger damping"
-            )
-            raise CurvescopeError(msg)
+            least = f"the smallest eigenvalue with `damping={damping:g}` is {shifted.amin():.3g}"
+            rule = f"{least}, too small to divide by"
+            raise CurvescopeError(f"{self}.inverse", rule, remedy="use a larger `damping`")
         return KroneckerFunction(a.to(self.dtype), b.to(self.dtype), (1 / shifted).to(self.dtype))
 
     def solve(self, y: Tensor, damping: float = 0.0) -> Tensor:
@@ -152,11 +148,10 @@ class KroneckerFunction(LinearOperator):
 
     def __init__(self, a: Tensor, b: Tensor, entries: Tensor) -> None:
         if entries.shape != (a.shape[0], b.shape[0]):
-            msg = (
-                f"KroneckerFunction(a, b, entries): needs entries [{a.shape[0]}, {b.shape[0]}], "
-                f"got {list(entries.shape)}"
+            rule = f"needs entries [{a.shape[0]}, {b.shape[0]}]"
+            raise CurvescopeError(
+                "KroneckerFunction(a, b, entries)", rule, given=list(entries.shape)
             )
-            raise CurvescopeError(msg)
         size = entries.numel()
         super().__init__(
             (size, size), dtype=a.dtype, device=a.device, symmetric=True,

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from curvescope._checks import CurvescopeError
 from curvescope._state import full_precision
+from curvescope.errors import CurvescopeError
 from curvescope.layers import LayerKind, as_matrix
 from curvescope.operators.rows import LayerRows, Rows, WrittenRows, join
 from curvescope.problem import ParamSpace, Problem

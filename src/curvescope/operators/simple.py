@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.operators.base import LinearOperator
 
 
@@ -19,8 +19,9 @@ class Dense(LinearOperator):
 
     def __init__(self, matrix: Tensor, *, symmetric: bool | None = None, psd: bool = False) -> None:
         if matrix.ndim != 2 or not matrix.is_floating_point():
-            msg = f"Dense(matrix): needs a real matrix, got {matrix.dtype} {list(matrix.shape)}"
-            raise CurvescopeError(msg)
+            raise CurvescopeError(
+                "Dense(matrix)", "needs a real matrix", given=f"{matrix.dtype} {list(matrix.shape)}"
+            )
         if symmetric is None:
             symmetric = matrix.shape[0] == matrix.shape[1] and torch.equal(matrix, matrix.T)
         shape = (matrix.shape[0], matrix.shape[1])
@@ -52,10 +53,10 @@ class Diagonal(LinearOperator):
 
     def __init__(self, entries: Tensor) -> None:
         if entries.ndim != 1 or not entries.is_floating_point():
-            msg = (
-                f"Diagonal(entries): needs a real vector, got {entries.dtype} {list(entries.shape)}"
+            rule = "needs a real vector"
+            raise CurvescopeError(
+                "Diagonal(entries)", rule, given=f"{entries.dtype} {list(entries.shape)}"
             )
-            raise CurvescopeError(msg)
         n = entries.shape[0]
         super().__init__(
             (n, n),
@@ -102,15 +103,14 @@ class LowRank(LinearOperator):
         scales = left.new_ones(left.shape[-1]) if scales is None else scales
         other = left if right is None else right
         if left.ndim != 2 or other.ndim != 2 or scales.shape != (left.shape[1],):
-            msg = (
-                "LowRank(left, scales, right): needs [m, r], [r] and [n, r], got "
-                f"{list(left.shape)}, {list(scales.shape)} and {list(other.shape)}"
+            raise CurvescopeError(
+                "LowRank(left, scales, right)",
+                "needs [m, r], [r] and [n, r]",
+                given=f"{list(left.shape)}, {list(scales.shape)} and {list(other.shape)}",
             )
-            raise CurvescopeError(msg)
         if other.shape[1] != left.shape[1]:
             ranks = f"{left.shape[1]} and {other.shape[1]}"
-            msg = f"LowRank: both factors need the same rank, got {ranks}"
-            raise CurvescopeError(msg)
+            raise CurvescopeError("LowRank", "both factors need the same rank", given=ranks)
         symmetric = right is None
         super().__init__(
             (left.shape[0], other.shape[0]),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.problem import ParamSpace, Problem
 from curvescope.record.capture import Capture
 from curvescope.record.layer_factors import Factors, Gradients, Products

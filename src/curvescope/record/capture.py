@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from curvescope._checks import ModelError
+from curvescope.errors import ModelError
 from curvescope.layers import LayerKind, watched_calls
 from curvescope.problem.batches import Batch
 from curvescope.problem.problem import Problem

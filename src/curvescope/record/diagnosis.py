@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from curvescope._checks import CurvescopeError, ModelError
+from curvescope.errors import CurvescopeError, ModelError
 from curvescope.problem.batches import Batch
 from curvescope.problem.calling import call_with
 from curvescope.problem.problem import Problem
@@ -32,8 +32,7 @@ def explain_failure(problem: Problem, batch: Batch | None) -> Iterator[None]:
         reason = text.strip().splitlines()[0].partition(" Set allow_unused")[0]  # advice for us
         culprit = _find(problem, batch or next(iter(problem.data)))
         where = f"module {culprit}" if culprit else "the model"
-        msg = f"Problem: {where} cannot be differentiated twice: {reason}"
-        raise ModelError(msg) from error
+        raise ModelError("Problem", f"{where} cannot be differentiated twice: {reason}") from error
 
 
 def _find(problem: Problem, batch: Batch) -> str | None:

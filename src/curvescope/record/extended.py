@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from curvescope._checks import Inapplicable
+from curvescope.errors import Inapplicable
 from curvescope.problem.losses import Classes, Loss, LossAt
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.problem.batches import Batch
 from curvescope.problem.problem import Problem
 from curvescope.record.capture import capture

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from curvescope._checks import MemoryLimitError
+from curvescope.errors import MemoryLimitError
 
 _UNKNOWN = 4 << 30  # when the system does not say: a careful guess
 _NAMES_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
@@ -151,8 +151,6 @@ def need(where: str, what: str, needed: float, device: torch.device, remedy: str
     """Refuse work that takes more than half of the free memory, before it is begun."""
     available = free(device)
     if needed > 0.5 * available:
-        msg = (
-            f"{where}: {what} take {readable(needed)}, more than half of the {readable(available)} "
-            f"that are free; {remedy}"
-        )
-        raise MemoryLimitError(msg)
+        half = f"more than half of the {readable(available)} that are free"
+        rule = f"{what} take {readable(needed)}, {half}"
+        raise MemoryLimitError(where, rule, remedy=remedy)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from curvescope._checks import ModelError
+from curvescope.errors import ModelError
 from curvescope.record.apart import APART
 from curvescope.record.memory import address
 from curvescope.record.rules import RULES, Call, Untraceable, flatten, linear_step
@@ -29,10 +29,7 @@ from curvescope.record.tape import Step
 
 aten = torch.ops.aten
 
-_RANDOM = (
-    "Problem: the model's forward draws random numbers ({}), so its loss is not a fixed function; "
-    "switch the noise off in eval mode"
-)
+_RANDOM = "the model's forward draws random numbers ({}), so its loss is not a fixed function"
 
 _ALIASES = {aten.detach.default, aten.alias.default}
 # In-place forms whose rule needs only the result, or no number at all.
@@ -152,7 +149,8 @@ class Recorder(TorchDispatchMode):
             return out
         random, mutable = _facts(func)
         if random:
-            raise ModelError(_RANDOM.format(func))
+            remedy = "switch the noise off in eval mode"
+            raise ModelError("Problem", _RANDOM.format(func), remedy=remedy)
         leaves = flatten(args, kwargs)
         active = [i for i, leaf in enumerate(leaves) if self._varies(leaf)]
         if not active:

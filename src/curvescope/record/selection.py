@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from curvescope._checks import CurvescopeError, Inapplicable
 from curvescope._state import exclusive
+from curvescope.errors import CurvescopeError, Inapplicable
 from curvescope.layers import LayerKind, kind_of, kinds
 from curvescope.problem.problem import Problem
 

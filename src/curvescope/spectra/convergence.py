@@ -22,7 +22,8 @@ from math import acosh, cosh, exp, inf, log, sqrt
 from torch import Tensor
 
 from curvescope import _checks
-from curvescope._checks import AnyFloat, CurvescopeError
+from curvescope._checks import AnyFloat
+from curvescope.errors import CurvescopeError
 
 _LARGE = 300.0  # cosh overflows beyond 710; its square beyond 355
 

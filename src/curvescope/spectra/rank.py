@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from curvescope import _checks
-from curvescope._checks import CurvescopeError
 from curvescope._state import held
+from curvescope.errors import CurvescopeError
 from curvescope.layers import registered, watched_calls
 from curvescope.spectra.estimate import Estimate, Samples
 from curvescope.spectra.measure import SpectralMeasure

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from curvescope._checks import ModelError
+from curvescope.errors import ModelError
 from curvescope.record.rules.generic import linear_in_first
 from curvescope.record.rules.step import (
     Call,
@@ -41,11 +41,11 @@ rule(
 def _embedding(call: Call) -> LinearStep:
     """A table look-up; the row of a padding index is a constant for autograd, so for us."""
     if len(call.leaves) > 3 and call.leaves[3]:
-        msg = (
-            "Problem(model): an embedding with scale_grad_by_freq=True has gradients that are no "
-            "derivatives of the loss; set scale_grad_by_freq=False"
+        rule = (
+            "an embedding with `scale_grad_by_freq=True` has gradients that are no derivatives of "
+            "the loss"
         )
-        raise ModelError(msg)
+        raise ModelError("Problem(model)", rule, remedy="set `scale_grad_by_freq=False`")
     step = linear_in_first(call)
     padding = call.leaves[2] if len(call.leaves) > 2 else -1
     if padding < 0:
