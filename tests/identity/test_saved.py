@@ -203,7 +203,7 @@ def damaged(path: Path) -> dict[str, bytes]:
     states["foreign claim"] = io.tensor_bytes(path, tensors, {"format": "curvescope checkpoint 9"})
     end = 8 + int.from_bytes(raw[:8], "little")
     states["huge"] = raw[:end].replace(b'"shape":[', b'"shape":[99999999999,') + raw[end:]
-    states["another name"] = raw.replace(b'"mean"', b'"nean"')
+    states["another name"] = raw.replace(b'"state.mean"', b'"state.nean"')
     states["another claim"] = raw.replace(b"trace", b"tract")
     return states
 

@@ -230,7 +230,7 @@ def test_misuse() -> None:
         measure.log_density(eps=0.0)
     with pytest.raises(CurvescopeError, match="kind must be one of"):
         spectral_measure(MATRIX, kind="uniform", generator=seeded())
-    with pytest.raises(CurvescopeError, match="deflate must leave a bulk, got 2 of 2"):
+    with pytest.raises(CurvescopeError, match="must leave a bulk of the 2 dimensions, got 2"):
         spectral_measure(Diagonal(torch.ones(2)), deflate=2, generator=seeded())
     with pytest.raises(CurvescopeError, match="k must be an integer of at least 0"):
         measure.moment(-1)

@@ -3,11 +3,14 @@
 ``files`` replaces files in one step and opens nothing but regular files; ``text`` and ``tensors``
 are JSON and safetensors, ``arrays`` numpy's archives, read strictly; ``codec`` turns frozen
 dataclasses into the first two and back, by their annotations; ``stored`` is a dataclass in a file,
-with its type, format and checksum.
+with its type, format and checksum; ``checkpoint`` is the state of unfinished work, which goes on
+only where it belongs.
 """
 
 from curvescope.io.arrays import array_headers, read_arrays
+from curvescope.io.checkpoint import Checkpoint, Saved
 from curvescope.io.codec import decode, encode, readable
+from curvescope.io.differences import differences, in_words
 from curvescope.io.files import (
     PathLike,
     atomic,
@@ -48,16 +51,20 @@ from curvescope.io.text import (
 
 __all__ = [
     "NOTES",
+    "Checkpoint",
     "PathLike",
+    "Saved",
     "append_line",
     "array_headers",
     "atomic",
     "atomic_all",
     "check_tensors",
     "decode",
+    "differences",
     "encode",
     "flush",
     "header",
+    "in_words",
     "json_text",
     "line",
     "load",

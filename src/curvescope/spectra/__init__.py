@@ -1,7 +1,9 @@
 """Estimators: pure functions of a symmetric operator, a generator and keyword settings.
 
 Each returns a frozen result that carries its error, its cost in products and how it ended. Nothing
-here knows of networks; :mod:`curvescope.operators.base` is all it needs.
+here knows of networks; :mod:`curvescope.operators.base` is all it needs. An estimate is an
+:class:`Estimator`, a loop in steps, and :func:`run` takes them, with progress, ctrl-C and saved
+states around it.
 """
 
 from curvescope.spectra.chebyshev import ChebyshevMoments, kpm
@@ -21,6 +23,7 @@ from curvescope.spectra.rank import (
     rank_bound,
     rank_degeneracy,
 )
+from curvescope.spectra.resumable import End, Estimator, run
 from curvescope.spectra.subspace import subspace_iteration
 from curvescope.spectra.traces import diagonal, frobenius, trace
 from curvescope.spectra.tridiagonal import BlockTridiagonal, Tridiagonal, block_lanczos, lanczos
@@ -30,7 +33,9 @@ __all__ = [
     "ChebyshevMoments",
     "Curve",
     "EigenPairs",
+    "End",
     "Estimate",
+    "Estimator",
     "ExactSpectrum",
     "LanczosBounds",
     "Normalization",
@@ -55,6 +60,7 @@ __all__ = [
     "path_rank_bound",
     "rank_bound",
     "rank_degeneracy",
+    "run",
     "spectral_measure",
     "subspace_iteration",
     "trace",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,10 +17,11 @@ from torch import Tensor
 from curvescope import _checks
 from curvescope.operators.base import LinearOperator
 from curvescope.spectra import probes as probing
-from curvescope.spectra.control import Status, Watch, require_finite, require_symmetric
+from curvescope.spectra.control import Status, require_finite, require_symmetric
 from curvescope.spectra.density import Curve
 from curvescope.spectra.estimate import Samples
-from curvescope.spectra.measure import spectral_measure
+from curvescope.spectra.measure import Quadrature
+from curvescope.spectra.resumable import End, Estimator, State, below, nested, run
 from curvescope.spectra.rows import dots, multiply
 
 if TYPE_CHECKING:
@@ -100,43 +100,101 @@ def kpm(
     degree = _checks.positive_int(where, "degree", degree)
     probes = _checks.positive_int(where, "probes", probes)
     _checks.generator(where, generator)
-    path = control.get("checkpoint")
-    pilot_path = None if path is None else Path(f"{path}.range")
-    began = generator.get_state()
-    pilot = spectral_measure(A, steps=32, generator=generator, checkpoint=pilot_path)
-    low, high = pilot.support
-    width = max(high - low, 1e-6 * max(abs(low), abs(high))) or 1.0
-    center, half = (low + high) / 2, width * (0.5 + margin)
-    products = pilot.products
-    now = probing.draw(A, probes, generator=generator) / A.shape[0] ** 0.5
-    before, moments = torch.zeros_like(now), [dots(now, now)]
-
-    def state() -> dict[str, Tensor]:
-        count = torch.tensor(products)
-        return {"before": before, "now": now, "moments": torch.stack(moments), "products": count}
-
-    settings = {"degree": degree, "probes": probes, "margin": margin, "generator": began}
-    watch = Watch("kpm", A, settings, state, **control)
-    with watch:
-        saved = watch.restore()
-        if saved is not None:
-            before, now = saved["before"].to(now), saved["now"].to(now)
-            moments = list(saved["moments"].to(moments[0]))
-            products = int(saved["products"])
-        while (
-            len(moments) <= degree
-        ):  # before, now = T_{j−1} v, T_j v, and 2j + 1 moments are known
-            image = (multiply(A, now) - center * now) / half
-            products += probes
-            following = image if len(moments) == 1 else 2 * image - before
-            first = dots(now, following)
-            odd = first if len(moments) == 1 else 2 * first - moments[1]
-            moments += [odd, 2 * dots(following, following) - moments[0]]
-            before, now = now, following
-            watch.tick(min(len(moments) - 1, degree), degree, products)
-    table = torch.stack(moments[: degree + 1], dim=1).cpu()
-    require_finite(where, table)
-    status = Status.INTERRUPTED if watch.interrupted else Status.DONE
-    return ChebyshevMoments(
-        table, (center - half, center + half), products + watch.products, status
+    margin = _checks.finite_float(where, "margin", margin, minimum=0.0)
+    return run(
+        Chebyshev, A, control, generator=generator, degree=degree, probes=probes, margin=margin
     )
+
+
+class Chebyshev(Estimator[ChebyshevMoments]):
+    """The range of the spectrum, then the recurrence of the polynomials."""
+
+    task = "kpm"
+
+    def __init__(
+        self,
+        A: LinearOperator,
+        *,
+        generator: torch.Generator,
+        degree: int,
+        probes: int,
+        margin: float,
+    ) -> None:
+        self._operator, self._generator = A, generator
+        self._degree, self._probes, self._margin = degree, probes, margin
+        self._range = Quadrature(A, generator=generator, steps=32)
+        self._polynomials: State = {}
+
+    @property
+    def done(self) -> int:
+        """Steps for the range, and moments that are not known beforehand."""
+        if not self._polynomials:
+            return self._range.done
+        return self._range.total + min(len(self._polynomials["moments"]) - 1, self._degree)
+
+    @property
+    def total(self) -> int:
+        """All of both."""
+        return self._range.total + self._degree
+
+    @property
+    def has_result(self) -> bool:
+        """Once the range is known."""
+        return bool(self._polynomials)
+
+    @property
+    def state(self) -> State:
+        """That of the range; afterwards two polynomials of each probe, and the moments."""
+        return self._polynomials or nested("range", self._range.state)
+
+    @state.setter
+    def state(self, state: State) -> None:
+        if "moments" in state:
+            device = self._operator.device
+            moved = {name: state[name].to(device) for name in ("before", "now", "moments")}
+            self._polynomials = {**moved, "range": state["range"].cpu()}
+        else:
+            self._range.state = below("range", state)
+
+    def step(self) -> None:
+        """A product for the range, or one for each probe."""
+        if self._polynomials:
+            self._polynomials = self._next(**self._polynomials)
+            return
+        if not self._range.finished:
+            self._range.step()
+        if self._range.finished:
+            A, generator = self._operator, self._generator
+            now = probing.draw(A, self._probes, generator=generator) / A.shape[0] ** 0.5
+            low, high = self._range.result(End(0, complete=True)).support
+            self._polynomials = {
+                "before": torch.zeros_like(now),
+                "now": now,
+                "moments": dots(now, now)[None],
+                "range": torch.tensor([low, high], dtype=torch.float64),
+            }
+
+    def _scale(self, ends: Tensor) -> tuple[float, float]:
+        """Middle and half width of the interval, with its margin."""
+        low, high = ends.tolist()
+        width = max(high - low, 1e-6 * max(abs(low), abs(high))) or 1.0
+        return (low + high) / 2, width * (0.5 + self._margin)
+
+    def _next(self, *, before: Tensor, now: Tensor, moments: Tensor, range: Tensor) -> State:
+        """From ``T_{j−1} v``, ``T_j v`` and ``2j + 1`` moments to the next."""
+        center, half = self._scale(range)
+        image = (multiply(self._operator, now) - center * now) / half
+        first_time = len(moments) == 1
+        following = image if first_time else 2 * image - before
+        first = dots(now, following)
+        odd = first if first_time else 2 * first - moments[1]
+        even = 2 * dots(following, following) - moments[0]
+        moments = torch.cat([moments, torch.stack([odd, even])])
+        return {"before": now, "now": following, "moments": moments, "range": range}
+
+    def result(self, end: End) -> ChebyshevMoments:
+        """The moments so far."""
+        center, half = self._scale(self._polynomials["range"])
+        table = self._polynomials["moments"][: self._degree + 1].T.cpu().contiguous()
+        require_finite(f"kpm({self._operator})", table)
+        return ChebyshevMoments(table, (center - half, center + half), end.products, end.status)

@@ -1,6 +1,4 @@
-"""Long estimates under control: progress, interruption, saved state.
-
-Every estimator takes the same four optional keywords, :class:`Control`:
+"""What every long estimate tells and takes: how far it is, how it ended, and four keywords.
 
 ``progress``
     a callable that receives a :class:`Progress` after every step;
@@ -13,30 +11,22 @@ Every estimator takes the same four optional keywords, :class:`Control`:
     estimator again with the same path continues from there and returns the numbers, bit for bit on
     the CPU, that an undisturbed run returns.
 
-A state belongs to one estimate and is refused by any other one: see
-:mod:`curvescope.spectra.checkpoint`. Where the matrix can only be recognized by a product with it,
-that product is counted with the others.
+:func:`curvescope.spectra.resumable.run` does all this; no estimator knows of it.
 """
 
 from __future__ import annotations
 
 import os
-import signal
-import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from types import TracebackType
 from typing import TypedDict
 
 import torch
 from torch import Tensor
 
-from curvescope import _checks
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.operators.base import LinearOperator
-from curvescope.spectra.checkpoint import Checkpoint, State
 
 
 class Status(str, Enum):
@@ -93,118 +83,29 @@ class Progress:
         return self.seconds * (self.total - self.done) / self.done if self.done else float("inf")
 
 
-class Watch:
-    """A context manager around the loop of an estimator.
-
-    Ctrl-C is held back until the next :meth:`tick`, where the state (which ``state`` returns) is
-    that of a whole number of steps. Only Python's own handler in the main thread is replaced.
-
-    The operator is asked for its plan before the first product, so that products do not depend on
-    what was done with it before; ``forms`` says that only quadratic forms are taken.
-
-    ``settings`` are what decides the numbers besides the matrix: with them a saved state is
-    recognized. ``products`` counts those that recognizing the matrix took.
-    """
-
-    def __init__(
-        self,
-        task: str,
-        A: LinearOperator,
-        settings: Mapping[str, object],
-        state: Callable[[], State],
-        *,
-        forms: bool = False,
-        **control: object,
-    ) -> None:
-        unknown = set(control) - set(Control.__annotations__)
-        if unknown:
-            msg = (
-                f"{task}: unknown keyword {sorted(unknown)[0]!r}; besides its own settings it "
-                f"takes {', '.join(Control.__annotations__)}"
-            )
-            raise CurvescopeError(msg)
-        on_interrupt = str(control.get("on_interrupt", "raise"))
-        _checks.one_of(task, "on_interrupt", on_interrupt, ("raise", "return"))
-        every, path = control.get("every", 10), control.get("checkpoint")
-        self.interrupted = False
-        self._task, self._state = task, state
-        self._returns = on_interrupt == "return"
-        settings = {**settings, "plan": A.plan(forms=forms)}
-        self._checkpoint = None if path is None else Checkpoint(os.fspath(path), task, A, settings)  # type: ignore[call-overload]
-        self.products = 0 if self._checkpoint is None else self._checkpoint.products
-        self._every = _checks.positive_int(task, "every", every)  # type: ignore[arg-type]
-        self._progress: Callable[[Progress], None] | None = control.get("progress")  # type: ignore[assignment]
-        self._began, self._ticks = time.perf_counter(), 0
-        self._pressed = self._forced = self._holds = False
-
-    def restore(self) -> dict[str, Tensor] | None:
-        """The saved state, or None where there is none; another estimate's state is refused."""
-        return None if self._checkpoint is None else self._checkpoint.load()
-
-    def tick(self, done: int, total: int, products: int) -> None:
-        """Report one step, and save the state when it is time."""
-        self._ticks += 1
-        if self._ticks % self._every == 0:
-            self.save()
-        if self._progress is not None:
-            seconds = time.perf_counter() - self._began
-            self._progress(Progress(self._task, done, total, products, seconds))
-        if self._pressed:
-            raise KeyboardInterrupt
-
-    def save(self) -> None:
-        """Write the state."""
-        if self._checkpoint is not None:
-            self._checkpoint.save(self._state())
-
-    def _hold(self, number: int, frame: object) -> None:
-        if self._pressed:
-            self._forced = True
-            raise KeyboardInterrupt
-        self._pressed = True
-
-    def __enter__(self) -> Watch:
-        in_main = threading.current_thread() is threading.main_thread()
-        self._holds = in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        if self._holds:
-            signal.signal(signal.SIGINT, self._hold)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
-        if self._holds:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        if kind is None and self._pressed and not self._returns:
-            raise KeyboardInterrupt  # pressed during the last step
-        if kind is None or not issubclass(kind, KeyboardInterrupt) or self._forced:
-            return False
-        self.save()
-        self.interrupted = True
-        return self._returns
-
-
 def require_symmetric(where: str, A: object) -> None:
     """Refuse anything but a symmetric operator of positive dimension."""
-    if not isinstance(A, LinearOperator):
-        msg = f"{where}: needs an operator, got {type(A).__name__}; wrap a matrix in Dense(matrix)"
-        raise CurvescopeError(msg)
+    A = require_operator(where, A)
     if not A.symmetric:
-        msg = f"{where}: needs a symmetric operator, got {A}; declare it with symmetric=True"
-        raise CurvescopeError(msg)
+        remedy = "declare it with symmetric=True"
+        raise CurvescopeError(where, "needs a symmetric operator", given=A, remedy=remedy)
     if A.shape[0] == 0:
-        msg = f"{where}: needs an operator of positive dimension, got {A}"
-        raise CurvescopeError(msg)
+        raise CurvescopeError(where, "needs an operator of positive dimension", given=A)
+
+
+def require_operator(where: str, A: object) -> LinearOperator:
+    """Return ``A`` if it is an operator."""
+    if not isinstance(A, LinearOperator):
+        remedy = "wrap a matrix in Dense(matrix)"
+        raise CurvescopeError(where, "needs an operator", given=type(A).__name__, remedy=remedy)
+    return A
 
 
 def require_finite(where: str, *numbers: Tensor) -> None:
     """Refuse an operator whose products are not finite: everything after would be NaN."""
     if not all(bool(torch.isfinite(x).all()) for x in numbers):
-        msg = (
-            f"{where}: the operator returned NaN or infinite numbers; check the model's weights "
-            "and the data"
+        raise CurvescopeError(
+            where,
+            "the operator returned NaN or infinite numbers",
+            remedy="check the model's weights and the data",
         )
-        raise CurvescopeError(msg)

@@ -108,8 +108,8 @@ def of_log_measure(
     """
     where = "SpectralMeasure.log_density"
     if _checks.finite_float(where, "eps", eps, minimum=0.0) == 0.0:
-        msg = f"{where}: eps must be positive, since log 0 has no place on a grid; got {eps!r}"
-        raise CurvescopeError(msg)
+        rule = "`eps` must be positive, since log 0 has no place on a grid"
+        raise CurvescopeError(where, rule, given=repr(eps))
     nodes = torch.log(measure.nodes.abs() + eps)
     weights = measure.weights / (measure.nodes.abs() + eps) if jacobian else measure.weights
     live = nodes[measure.weights > 0]
@@ -155,8 +155,7 @@ def _smooth(
     points = _checks.positive_int(where, "points", points, minimum=2)
     margin = _checks.finite_float(where, "margin", margin, minimum=0.0)
     if not kappa > 1:
-        msg = f"{where}: kappa must be greater than 1, got {kappa!r}"
-        raise CurvescopeError(msg)
+        raise CurvescopeError(where, "`kappa` must be greater than 1", given=repr(kappa))
     low, high = support
     # A spectrum of one point still gets a bump that can be seen.
     width = max(high - low, 1e-6 * max(abs(low), abs(high))) or 1.0

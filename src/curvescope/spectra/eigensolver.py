@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from curvescope import _checks
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.operators.base import LinearOperator
-from curvescope.spectra.control import Status, Watch, require_symmetric
+from curvescope.spectra.control import Status, require_symmetric
 from curvescope.spectra.krylov import Krylov
+from curvescope.spectra.resumable import End, Estimator, State, run
 from curvescope.spectra.search import Search
 from curvescope.spectra.wanted import Wanted
 
@@ -109,68 +110,120 @@ def eigenpairs(
     """
     where = f"eigenpairs({A}, {k})"
     require_symmetric(where, A)
-    k = _checks.positive_int(where, "k", k)
-    if k > A.shape[0]:
-        msg = f"{where}: k must be at most the dimension {A.shape[0]}, got {k}"
-        raise CurvescopeError(msg)
+    k = at_most_dimension(where, A, k)
     _checks.one_of(where, "which", which, ("largest", "smallest", "magnitude"))
     _checks.one_of(where, "relative", relative, ("norm", "value"))
     block = _checks.positive_int(where, "block", block)
-    budget = _checks.positive_int(where, "max_products", max_products or max(1000, 50 * k))
-    tol = _checks.finite_float(where, "tol", tol, minimum=0.0)
-    cut = tol * (1e-4 if relative == "norm" else 1e-6)
-    search = Search(
-        Krylov(A, _capacity(where, A, k, block, basis), negligible=cut),
-        k,
-        Wanted(which, tol, relative),
-        block=block,
-        overlook=None if overlook is None else _checks.finite_float(where, "overlook", overlook, 0),
-        generator=_checks.generator(where, generator),
-    )
-    settings = {
-        "k": k, "which": which, "tol": tol, "relative": relative, "block": block, "basis": basis,
-        "overlook": overlook, "generator": generator,
-    }  # fmt: skip
-    watch = Watch("eigenpairs", A, settings, search.state, **control)
-    with watch:
-        saved = watch.restore()
-        if saved is not None:
-            search.load(saved)
-        while not search.finished and search.krylov.products < budget:
-            search.step(budget - search.krylov.products)
-            watch.tick(search.passed, k, search.krylov.products)
-    return _result(search, watch)
-
-
-def _result(search: Search, watch: Watch) -> EigenPairs:
-    """The best pairs of the decomposition as it is."""
-    krylov = search.krylov
-    ritz = search.ritz()
-    passed = bool((ritz.residuals <= ritz.tolerance).all()) and len(ritz.values) == search.k
-    status = Status.INTERRUPTED if watch.interrupted else Status.BUDGET
-    if search.finished:
-        status = Status.CONVERGED if passed else Status.PRECISION
-    dtype, device = krylov.basis.dtype, krylov.basis.device
-    return EigenPairs(
-        values=ritz.values.to(device, dtype),
-        vectors=krylov.ritz_vectors(ritz.vectors),
-        residuals=ritz.residuals.to(device, dtype),
-        tolerance=ritz.tolerance.to(device, dtype),
-        converged=passed and search.finished,
-        missed=search.missed,
-        products=krylov.products + watch.products,
-        status=status,
-    )
-
-
-def _capacity(where: str, A: LinearOperator, k: int, block: int, basis: int | None) -> int:
-    """Rows of the basis: what the user allows, or a default that fits in memory."""
-    n = A.shape[0]
     least = k + 2 * block + 8
-    if basis is None:
-        bytes_each = n * torch.finfo(A.dtype).bits // 8
-        basis = max(least, min(max(3 * k + 64, k + 128), _MEMORY // bytes_each))
-    elif _checks.positive_int(where, "basis", basis) < min(least, n):
-        msg = f"{where}: basis must be at least k + 2·block + 8 = {least} vectors, got {basis}"
-        raise CurvescopeError(msg)
-    return min(basis, n)
+    if basis is not None:
+        basis = _checks.positive_int(where, "basis", basis)
+        if basis < min(least, A.shape[0]):
+            rule = f"`basis` must be at least k + 2·block + 8 = {least} vectors"
+            raise CurvescopeError(where, rule, given=basis)
+    return run(
+        ExtremePairs, A, control, k,
+        generator=_checks.generator(where, generator),
+        which=which,
+        tol=_checks.finite_float(where, "tol", tol, minimum=0.0),
+        relative=relative,
+        block=block,
+        basis=basis,
+        overlook=None if overlook is None else _checks.finite_float(where, "overlook", overlook, 0),
+        max_products=max_products and _checks.positive_int(where, "max_products", max_products),
+    )  # fmt: skip
+
+
+class ExtremePairs(Estimator[EigenPairs]):
+    """The search within its budget, which may grow when it goes on."""
+
+    task = "eigenpairs"
+    free = ("max_products",)
+
+    def __init__(
+        self,
+        A: LinearOperator,
+        k: int,
+        *,
+        generator: torch.Generator,
+        which: str = "largest",
+        tol: float = 1e-5,
+        relative: str = "norm",
+        block: int = 1,
+        basis: int | None = None,
+        overlook: float | None = None,
+        max_products: int | None = None,
+    ) -> None:
+        cut = tol * (1e-4 if relative == "norm" else 1e-6)
+        capacity = _capacity(A, k, block) if basis is None else min(basis, A.shape[0])
+        self._budget = max_products or max(1000, 50 * k)
+        self._search = Search(
+            Krylov(A, capacity, negligible=cut),
+            k,
+            Wanted(which, tol, relative),
+            block=block,
+            overlook=overlook,
+            generator=generator,
+        )
+
+    @property
+    def done(self) -> int:
+        """The pairs that passed."""
+        return self._search.passed
+
+    @property
+    def total(self) -> int:
+        """The pairs that are wanted."""
+        return self._search.k
+
+    @property
+    def finished(self) -> bool:
+        """The search is at its end, or the budget spent."""
+        return self._search.finished or self._search.krylov.products >= self._budget
+
+    @property
+    def state(self) -> State:
+        """That of the search."""
+        return self._search.state()
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self._search.load(state)
+
+    def step(self) -> None:
+        """A block of products, or one that looks for what was overlooked."""
+        self._search.step(self._budget - self._search.krylov.products)
+
+    def result(self, end: End) -> EigenPairs:
+        """The best pairs of the decomposition as it is."""
+        search, krylov = self._search, self._search.krylov
+        ritz = search.ritz()
+        passed = bool((ritz.residuals <= ritz.tolerance).all()) and len(ritz.values) == search.k
+        status = Status.BUDGET if end.complete else Status.INTERRUPTED
+        if search.finished:
+            status = Status.CONVERGED if passed else Status.PRECISION
+        dtype, device = krylov.basis.dtype, krylov.basis.device
+        return EigenPairs(
+            values=ritz.values.to(device, dtype),
+            vectors=krylov.ritz_vectors(ritz.vectors),
+            residuals=ritz.residuals.to(device, dtype),
+            tolerance=ritz.tolerance.to(device, dtype),
+            converged=passed and search.finished,
+            missed=search.missed,
+            products=end.products,
+            status=status,
+        )
+
+
+def at_most_dimension(where: str, A: LinearOperator, k: int) -> int:
+    """How many pairs: at least one, at most as many as there are."""
+    k = _checks.positive_int(where, "k", k)
+    if k > A.shape[0]:
+        raise CurvescopeError(where, f"`k` must be at most the dimension {A.shape[0]}", given=k)
+    return k
+
+
+def _capacity(A: LinearOperator, k: int, block: int) -> int:
+    """Rows of the basis: the default, as far as it fits in memory."""
+    bytes_each = A.shape[0] * torch.finfo(A.dtype).bits // 8
+    fitting = min(max(3 * k + 64, k + 128), _MEMORY // bytes_each)
+    return min(max(k + 2 * block + 8, fitting), A.shape[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Generic, TypeVar
 
@@ -60,8 +61,8 @@ def quantile(level: float, probes: int) -> float:
     [9.8, 5.0, 3.6, 2.9, 2.1]
     """
     if not 0 < level < 1:
-        msg = f"interval(level): level must lie between 0 and 1, got {level!r}"
-        raise CurvescopeError(msg)
+        rule = "`level` must lie between 0 and 1"
+        raise CurvescopeError("interval(level)", rule, given=repr(level))
     if probes < 2:
         return 1.0
     return student((1 - level) / 2, 0.65 * math.sqrt(probes - 1))
@@ -119,7 +120,7 @@ class Samples:
         """Everything that :meth:`load` needs."""
         return {"mean": self.mean, "squares": self._squares, "count": torch.tensor(self.count)}
 
-    def load(self, state: dict[str, Tensor]) -> None:
+    def load(self, state: Mapping[str, Tensor]) -> None:
         """Take up a saved state."""
         self.mean = state["mean"].to(self.mean)
         self._squares = state["squares"].to(self.mean)

@@ -66,8 +66,8 @@ class ExactSpectrum:
         """The density of ``log(|λ| + eps)`` (TR C.7), zeros included."""
         where = "ExactSpectrum.log_density"
         if _checks.finite_float(where, "eps", eps, minimum=0.0) == 0.0:
-            msg = f"{where}: eps must be positive, since log 0 has no place on a grid; got {eps!r}"
-            raise CurvescopeError(msg)
+            rule = "`eps` must be positive, since log 0 has no place on a grid"
+            raise CurvescopeError(where, rule, given=repr(eps))
         x, mass = _masses(self)
         return _curve(where, torch.log(x.abs() + eps), mass, points, sigma)
 
@@ -103,11 +103,12 @@ def exact_spectrum(A: LinearOperator, *, limit: int = 16384) -> ExactSpectrum:
         gigabytes = 8 * n * n / 2**30
         also = "" if dual is None else f", its Gram form {rows} × {rows}"
         fewer = "" if dual is None else "take fewer samples, "
-        msg = (
-            f"{where}: the matrix has {n} × {n} entries ({gigabytes:.3g} GiB){also}, more than "
-            f"limit={limit} rows allow; {fewer}use spectral_measure or eigenpairs, or raise limit"
+        raise CurvescopeError(
+            where,
+            f"the matrix has {n} × {n} entries ({gigabytes:.3g} GiB){also}, more than "
+            f"`limit={limit}` rows allow",
+            remedy=f"{fewer}use spectral_measure or eigenpairs, or raise `limit`",
         )
-        raise CurvescopeError(msg)
     return ExactSpectrum(_eigenvalues(where, A.dense()), 0, "primal", n)
 
 
@@ -134,8 +135,8 @@ def log_distance(
     """
     eps = _checks.finite_float("log_distance", "eps", eps, minimum=0.0)
     if eps == 0.0:
-        msg = "log_distance: eps must be positive, since a spectrum may contain 0; got 0"
-        raise CurvescopeError(msg)
+        rule = "`eps` must be positive, since a spectrum may contain 0"
+        raise CurvescopeError("log_distance", rule, given=0)
     x, mass = zip(*(_masses(spectrum) for spectrum in (a, b)), strict=True)
     points = torch.cat([torch.log(p.abs() + eps) for p in x])
     points, order = points.sort()
@@ -166,8 +167,7 @@ def _curve(where: str, x: Tensor, mass: Tensor, points: int, sigma: float | None
     width = (high - low) or abs(high) or 1.0
     sigma = width / 100 if sigma is None else _checks.finite_float(where, "sigma", sigma, 0.0)
     if sigma == 0.0:
-        msg = f"{where}: sigma must be positive, got 0"
-        raise CurvescopeError(msg)
+        raise CurvescopeError(where, "`sigma` must be positive", given=0)
     reach = 0.05 * width + 5 * sigma
     grid = torch.linspace(low - reach, high + reach, points, dtype=torch.float64)
     cell = grid[1] - grid[0]

@@ -23,6 +23,7 @@ what this adds to residuals.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -220,7 +221,7 @@ class Krylov:
     # Saving -------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that ``load`` needs."""
+        """Everything that :meth:`load` needs."""
         counts = torch.tensor([*self.counts, self.products])
         reals = torch.tensor([self.scale, self.dropped], dtype=torch.float64)
         basis = self.basis[: self.used]
@@ -232,7 +233,7 @@ class Krylov:
             "reals": reals,
         }
 
-    def load(self, state: dict[str, Tensor]) -> None:
+    def load(self, state: Mapping[str, Tensor]) -> None:
         """Take up a saved state."""
         m, p, self.products = (int(x) for x in state["counts"])
         self.basis[: m + p] = state["basis"].to(self.basis)

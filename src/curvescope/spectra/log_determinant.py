@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from curvescope import _checks
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.operators.base import LinearOperator
 from curvescope.spectra import probes as probing
-from curvescope.spectra.control import Status, Watch, require_symmetric
+from curvescope.spectra.control import require_symmetric
 from curvescope.spectra.estimate import Estimate, Samples
 from curvescope.spectra.measure import quadrature
-from curvescope.spectra.recurrence import Recurrence
+from curvescope.spectra.recurrence import Recurrence, Recurrent
+from curvescope.spectra.resumable import End, run
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -63,27 +64,49 @@ def logdet(
     steps = _checks.positive_int(where, "steps", steps)
     probes = _checks.positive_int(where, "probes", probes)
     _checks.generator(where, generator)
-    rows = probing.draw(A, probes, generator=generator)
-    run = Recurrence(A, rows, steps, reorthogonalize=reorthogonalize)
-    settings = {
-        "steps": steps, "probes": probes, "damping": damping, "reorthogonalize": reorthogonalize,
-        "start vectors": rows,
-    }  # fmt: skip
-    watch = Watch("logdet", A, settings, run.state, **control)
-    interrupted = run.run(watch)
-    middle, reach = zip(
-        *(_bracket(where, *run.coefficients(i), A.psd, damping) for i in range(probes)), strict=True
-    )
-    n, samples = A.shape[0], Samples(())
-    samples.add(n * torch.tensor(middle, dtype=torch.float64))
-    return Estimate(
-        float(samples.mean),
-        float(samples.stderr),
-        run.products + watch.products,
-        probes,
-        Status.INTERRUPTED if interrupted else Status.DONE,
-        bias=n * sum(reach) / probes,
-    )
+    return run(
+        LogDeterminant, A, control, damping=damping, generator=generator, steps=steps,
+        probes=probes, reorthogonalize=reorthogonalize,
+    )  # fmt: skip
+
+
+class LogDeterminant(Recurrent[Estimate[float]]):
+    """A recurrence for each probe, and the brackets that they end with."""
+
+    task = "logdet"
+
+    def __init__(
+        self,
+        A: LinearOperator,
+        *,
+        damping: float,
+        generator: torch.Generator,
+        steps: int,
+        probes: int,
+        reorthogonalize: bool,
+    ) -> None:
+        self._operator, self._damping, self._probes = A, damping, probes
+        rows = probing.draw(A, probes, generator=generator)
+        self.recurrence = Recurrence(A, rows, steps, reorthogonalize=reorthogonalize)
+
+    def result(self, end: End) -> Estimate[float]:
+        """The mean of the brackets' middles."""
+        where, A = f"logdet({self._operator})", self._operator
+        brackets = [
+            _bracket(where, *self.recurrence.coefficients(i), A.psd, self._damping)
+            for i in range(self._probes)
+        ]
+        middle, reach = zip(*brackets, strict=True)
+        n, samples = A.shape[0], Samples(())
+        samples.add(n * torch.tensor(middle, dtype=torch.float64))
+        return Estimate(
+            float(samples.mean),
+            float(samples.stderr),
+            end.products,
+            self._probes,
+            end.status,
+            bias=n * sum(reach) / self._probes,
+        )
 
 
 def _bracket(
@@ -95,11 +118,10 @@ def _bracket(
         nodes = nodes.clamp(min=0.0)
     smallest, residual = float(nodes[0]), float(betas[-1])
     if smallest + damping <= 0:
-        msg = (
-            f"{where}: A + damping·I must be positive definite, but has the Ritz value "
-            f"{smallest + damping:.3g}; use a psd operator such as GaussNewton, or more damping"
-        )
-        raise CurvescopeError(msg)
+        value = f"the Ritz value {smallest + damping:.3g}"
+        remedy = "use a psd operator such as GaussNewton, or more `damping`"
+        rule = "A + damping·I must be positive definite"
+        raise CurvescopeError(where, rule, given=value, remedy=remedy)
     upper = float((weights * torch.log(nodes + damping)).sum())
     if residual == 0:
         return upper, 0.0  # the quadrature is exact

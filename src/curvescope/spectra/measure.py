@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,13 +18,15 @@ from scipy.linalg import eigh_tridiagonal
 from torch import Tensor
 
 from curvescope import _checks
+from curvescope.errors import CurvescopeError
 from curvescope.operators.base import LinearOperator
 from curvescope.spectra import density as views
 from curvescope.spectra import probes as probing
-from curvescope.spectra.control import Status, Watch, require_symmetric
-from curvescope.spectra.eigensolver import EigenPairs, eigenpairs
+from curvescope.spectra.control import Status, require_symmetric
+from curvescope.spectra.eigensolver import EigenPairs, ExtremePairs
 from curvescope.spectra.estimate import Estimate, Samples
 from curvescope.spectra.recurrence import Recurrence
+from curvescope.spectra.resumable import End, Estimator, State, below, nested, run
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -132,60 +133,132 @@ def spectral_measure(
     steps = _checks.positive_int(where, "steps", steps)
     probes = _checks.positive_int(where, "probes", probes)
     _checks.generator(where, generator)
-    began = generator.get_state()
-    pairs = _outliers(where, A, deflate, generator, control)
-    rows = probing.draw(A, probes, kind=kind, generator=generator)
-    if reorthogonalize == "auto":
-        reorthogonalize = rows.numel() * rows.element_size() * (steps + 1) <= _MEMORY
-    run = Recurrence(
-        A,
-        rows,
-        steps,
-        reorthogonalize=bool(reorthogonalize),
-        outside=None if pairs is None else pairs.vectors,
-    )
-    settings = {
-        "steps": steps, "probes": probes, "kind": kind, "reorthogonalize": reorthogonalize,
-        "deflate": deflate if pairs is not deflate else (pairs.values, pairs.vectors),
-        "generator": began,
-    }  # fmt: skip
-    watch = Watch("spectral_measure", A, settings, run.state, **control)
-    interrupted = run.run(watch)
-    outliers = torch.empty(0) if pairs is None else pairs.values.cpu()
-    status = Status.INTERRUPTED if interrupted else Status.DONE
-    spent = (
-        run.products + watch.products + (0 if pairs is None or pairs is deflate else pairs.products)
-    )
-    return _assemble(run, outliers.double(), A.shape[0], spent, status)
+    if not isinstance(deflate, EigenPairs):
+        deflate = _checks.positive_int(where, "deflate", deflate, minimum=0)
+        if deflate >= A.shape[0]:
+            rule = f"`deflate` must leave a bulk of the {A.shape[0]} dimensions"
+            raise CurvescopeError(where, rule, given=deflate)
+    return run(
+        Quadrature, A, control, generator=generator, steps=steps, probes=probes, deflate=deflate,
+        reorthogonalize=reorthogonalize, kind=kind,
+    )  # fmt: skip
 
 
-def _outliers(
-    where: str,
-    A: LinearOperator,
-    deflate: int | EigenPairs,
-    generator: torch.Generator,
-    control: Control,
-) -> EigenPairs | None:
-    """The eigenpairs to take out: given, or found (with a checkpoint of their own)."""
-    if isinstance(deflate, EigenPairs):
-        return deflate
-    count = _checks.positive_int(where, "deflate", deflate, minimum=0)
-    if count == 0:
-        return None
-    if count >= A.shape[0]:
-        msg = f"{where}: deflate must leave a bulk, got {count} of {A.shape[0]} dimensions"
-        raise _checks.CurvescopeError(msg)
-    # An interruption here leaves nothing to return, so it is raised.
-    control = {**control, "on_interrupt": "raise"}
-    path = control.get("checkpoint")
-    if path is not None:
-        control["checkpoint"] = Path(f"{path}.outliers")
-    return eigenpairs(A, count, generator=generator, **control)
+class Quadrature(Estimator[SpectralMeasure]):
+    """Outliers first, where they are wanted; then a recurrence for each probe outside of them."""
+
+    task = "spectral_measure"
+
+    def __init__(
+        self,
+        A: LinearOperator,
+        *,
+        generator: torch.Generator,
+        steps: int,
+        probes: int = 1,
+        deflate: int | EigenPairs = 0,
+        reorthogonalize: bool | str = "auto",
+        kind: str = "gaussian",
+    ) -> None:
+        self._operator, self._generator, self._kind = A, generator, kind
+        self._steps, self._probes = steps, probes
+        if reorthogonalize == "auto":
+            size = A.shape[0] * torch.finfo(A.dtype).bits // 8
+            reorthogonalize = probes * size * (steps + 1) <= _MEMORY
+        self._reorthogonalize = bool(reorthogonalize)
+        self._search: ExtremePairs | None = None
+        self._values, self._vectors = torch.empty(0), None
+        if isinstance(deflate, EigenPairs):
+            self._values, self._vectors = deflate.values, deflate.vectors
+        elif deflate:
+            self._search = ExtremePairs(A, deflate, generator=generator)
+        self._recurrence: Recurrence | None = None
+        if self._search is None:
+            self._recurrence = self._recur(self._draw())
+
+    def _draw(self) -> Tensor:
+        A, generator = self._operator, self._generator
+        return probing.draw(A, self._probes, kind=self._kind, generator=generator)
+
+    def _recur(self, rows: Tensor) -> Recurrence:
+        return Recurrence(
+            self._operator,
+            rows,
+            self._steps,
+            reorthogonalize=self._reorthogonalize,
+            outside=self._vectors,
+        )
+
+    @property
+    def done(self) -> int:
+        """Outliers that passed, and steps of the recurrences."""
+        if self._recurrence is None:
+            return 0 if self._search is None else self._search.done
+        return self._outliers + self._recurrence.done
+
+    @property
+    def total(self) -> int:
+        """Outliers to be found, and all steps."""
+        bound = self._operator.shape[0] if self._reorthogonalize else self._steps
+        return self._outliers + min(self._steps, bound)
+
+    @property
+    def _outliers(self) -> int:
+        """How many are to be found, as far as that is work."""
+        return 0 if self._search is None else self._search.total
+
+    @property
+    def finished(self) -> bool:
+        """The recurrences are."""
+        return self._recurrence is not None and self._recurrence.finished
+
+    @property
+    def has_result(self) -> bool:
+        """After a step of the recurrences."""
+        return self._recurrence is not None and self._recurrence.done > 0
+
+    def step(self) -> None:
+        """A step of the search, or of all recurrences."""
+        if self._recurrence is not None:
+            self._recurrence.step()
+        elif self._search is not None:
+            if not self._search.finished:
+                self._search.step()
+            if self._search.finished:
+                pairs = self._search.result(End(0, complete=True))
+                self._values, self._vectors = pairs.values, pairs.vectors
+                self._recurrence = self._recur(self._draw())
+
+    @property
+    def state(self) -> State:
+        """That of the search; afterwards what it found, and that of the recurrences."""
+        if self._recurrence is None:
+            return {} if self._search is None else nested("search", self._search.state)
+        state = nested("recurrence", self._recurrence.state())
+        if self._search is None or self._vectors is None:
+            return state
+        return {**state, "values": self._values, "vectors": self._vectors}
+
+    @state.setter
+    def state(self, state: State) -> None:
+        recurrence = below("recurrence", state)
+        if self._search is not None and not recurrence:
+            self._search.state = below("search", state)
+            return
+        if self._search is not None:
+            A = self._operator
+            self._values, self._vectors = (state[n].to(A.device) for n in ("values", "vectors"))
+        self._recurrence = self._recur(recurrence["now"].to(self._operator.device))
+        self._recurrence.load(recurrence)
+
+    def result(self, end: End) -> SpectralMeasure:
+        """Quadratures of all probes."""
+        assert self._recurrence is not None
+        n = self._operator.shape[0]
+        return _assemble(self._recurrence, self._values.cpu().double(), n, end)
 
 
-def _assemble(
-    run: Recurrence, outliers: Tensor, n: int, products: int, status: Status
-) -> SpectralMeasure:
+def _assemble(run: Recurrence, outliers: Tensor, n: int, end: End) -> SpectralMeasure:
     """Quadratures of all probes, padded to the same length."""
     rules, ends = [], []
     for probe in range(run.probes):
@@ -199,7 +272,7 @@ def _assemble(
     support = (min(low for low, _ in ends), max(high for _, high in ends))
     share = (n - len(outliers)) / n
     return SpectralMeasure(
-        nodes, weights * share, residuals, outliers, n, support, products, status
+        nodes, weights * share, residuals, outliers, n, support, end.products, end.status
     )
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from curvescope._checks import CurvescopeError
 from curvescope.operators.base import LinearOperator
-from curvescope.spectra.control import Watch, require_finite
+from curvescope.spectra.control import require_finite
+from curvescope.spectra.resumable import Estimator, R, State
 from curvescope.spectra.rows import dots, inner, lengths, multiply, reject
 
 
@@ -48,31 +48,21 @@ class Recurrence:
         if reorthogonalize:
             self.basis = torch.empty(p, self.steps + 1, n, dtype=A.dtype, device=device)
             self.basis[:, 0] = self._now
-        self.done = self.products = 0
+        self.done = 0
 
-    def run(self, watch: Watch) -> bool:
-        """Take all steps, or fewer if every recurrence breaks down; True if interrupted."""
+    @property
+    def finished(self) -> bool:
+        """Whether all steps are taken, or every recurrence has broken down."""
+        if self.done >= self.steps:
+            return True
+        # Looking at the numbers would stall a GPU: there a breakdown is found at the end.
         on_host = self.operator.device.type == "cpu"
-        with watch:
-            saved = watch.restore()
-            if saved is not None:
-                self.load(saved)
-            ended = False
-            while self.done < self.steps and not ended:
-                self.step()
-                # Looking at the numbers would stall a GPU: there a breakdown is found at the end.
-                ended = on_host and not bool(self._betas[self.done - 1].any())
-                watch.tick(self.done, self.steps, self.products)
-        if watch.interrupted and self.done == 0:
-            raise KeyboardInterrupt  # there is nothing to return yet
-        require_finite(f"{self.operator}", self._alphas, self._betas)
-        return watch.interrupted
+        return on_host and self.done > 0 and not bool(self._betas[self.done - 1].any())
 
     def step(self) -> None:
         """One step of all recurrences: ``p`` products."""
         j, v = self.done, self._now
         w = self._project(multiply(self.operator, v))
-        self.products += len(v)
         alpha = dots(v, w)
         previous = self._betas[j - 1] if j else torch.zeros_like(alpha)
         w = torch.addcmul(w, v, -alpha[:, None].to(w))
@@ -95,6 +85,7 @@ class Recurrence:
 
     def coefficients(self, probe: int) -> tuple[Tensor, Tensor]:
         """``α`` and ``β`` of one recurrence up to its breakdown, on the host."""
+        require_finite(f"{self.operator}", self._alphas[:, probe], self._betas[:, probe])
         alphas, betas = (
             self._alphas[: self.done, probe].cpu(),
             self._betas[: self.done, probe].cpu(),
@@ -117,22 +108,58 @@ class Recurrence:
             "now": self._now,
             "before": self._before,
             "scale": self._scale,
-            "counts": torch.tensor([j, self.products]),
+            "done": torch.tensor(j),
         }
         return state if self.basis is None else {**state, "basis": self.basis[:, : j + 1]}
 
-    def load(self, state: dict[str, Tensor]) -> None:
+    def load(self, state: State) -> None:
         """Take up a saved state."""
-        j, self.products = (int(x) for x in state["counts"])
-        if j > self.steps:
-            msg = f"lanczos: the checkpoint has {j} steps, more than the {self.steps} asked for"
-            raise CurvescopeError(msg)
+        j = int(state["done"])
         self._alphas[:j], self._betas[:j] = state["alphas"], state["betas"]
         self._now, self._before = state["now"].to(self._now), state["before"].to(self._now)
         self._scale = state["scale"].to(self._scale)
         if self.basis is not None:
             self.basis[:, : j + 1] = state["basis"].to(self.basis)
         self.done = j
+
+
+class Recurrent(Estimator[R]):
+    """An estimate from recurrences alone."""
+
+    recurrence: Recurrence
+
+    @property
+    def done(self) -> int:
+        """Steps of the recurrences."""
+        return self.recurrence.done
+
+    @property
+    def total(self) -> int:
+        """How many of them there will be."""
+        return self.recurrence.steps
+
+    @property
+    def finished(self) -> bool:
+        """All steps, or a breakdown."""
+        return self.recurrence.finished
+
+    @property
+    def has_result(self) -> bool:
+        """After the first step."""
+        return self.done > 0
+
+    def step(self) -> None:
+        """A product for each recurrence."""
+        self.recurrence.step()
+
+    @property
+    def state(self) -> State:
+        """That of the recurrences."""
+        return self.recurrence.state()
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self.recurrence.load(state)
 
 
 def _reject(basis: Tensor, row: Tensor) -> Tensor:

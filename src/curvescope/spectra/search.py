@@ -30,6 +30,7 @@ insists, it is given up, or not begun, as soon as its pace says so, and ``missed
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -297,7 +298,7 @@ class Search:
     # Saving -------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that :meth:`load` needs, the generator included."""
+        """Everything that :meth:`load` needs, but for the state of the generator."""
         counts = [self.finished, self.passed, self._wait, self._origin, self._dimension]
         flags = [self._examined, self._tried, self._shown, *self._known]
         reals = [*self._edges, self._total, self._first, self._copies, self._hidden, self._share]
@@ -306,10 +307,9 @@ class Search:
             **self.krylov.state(),
             "search": torch.tensor([*counts, *flags], dtype=torch.int64),
             "edges": torch.tensor([*reals, *begun], dtype=torch.float64),
-            "generator": self.generator.get_state(),
         }
 
-    def load(self, state: dict[str, Tensor]) -> None:
+    def load(self, state: Mapping[str, Tensor]) -> None:
         """Take up a saved state."""
         self.krylov.load(state)
         counts = [int(x) for x in state["search"]]
@@ -321,4 +321,3 @@ class Search:
         self._total, self._first, self._copies, self._hidden, self._share = reals
         self._edges = (better, copies)
         self._begun = None if products < 0 else (int(products), bound)
-        self.generator.set_state(state["generator"])

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from curvescope import _checks
-from curvescope._checks import CurvescopeError
 from curvescope.operators.base import LinearOperator
 from curvescope.spectra import probes as probing
-from curvescope.spectra.control import Status, Watch, require_finite, require_symmetric
-from curvescope.spectra.eigensolver import EigenPairs
+from curvescope.spectra.control import Status, require_finite, require_symmetric
+from curvescope.spectra.eigensolver import EigenPairs, at_most_dimension
+from curvescope.spectra.resumable import End, Estimator, run
 from curvescope.spectra.rows import inner, lengths, multiply
 
 if TYPE_CHECKING:
@@ -48,32 +49,55 @@ def subspace_iteration(
     """
     where = f"subspace_iteration({A}, {k})"
     require_symmetric(where, A)
-    k = _checks.positive_int(where, "k", k)
-    if k > A.shape[0]:
-        msg = f"{where}: k must be at most the dimension {A.shape[0]}, got {k}"
-        raise CurvescopeError(msg)
+    k = at_most_dimension(where, A, k)
     iterations = _checks.positive_int(where, "iterations", iterations)
     _checks.generator(where, generator)
-    settings = {"k": k, "generator": generator.get_state()}
-    Q = _orthonormal(probing.draw(A, k, kind="gaussian", generator=generator))
-    image, done, products = torch.zeros_like(Q), 0, 0
+    return run(Subspace, A, control, k, generator=generator, iterations=iterations, tol=tol)
 
-    def state() -> dict[str, Tensor]:
-        return {"Q": Q, "image": image, "counts": torch.tensor([done, products])}
 
-    watch = Watch("subspace_iteration", A, settings, state, **control)
-    with watch:
-        saved = watch.restore()
-        if saved is not None:
-            Q, image = saved["Q"].to(Q), saved["image"].to(Q)
-            done, products = (int(x) for x in saved["counts"])
-        while done < iterations:
-            basis = _orthonormal(image) if done else Q
-            product = multiply(A, basis)
-            Q, image, done, products = basis, product, done + 1, products + k
-            watch.tick(done, iterations, products)
-    require_finite(where, image)
-    return _rayleigh_ritz(Q, image, tol, products + watch.products, watch.interrupted)
+class Subspace(Estimator[EigenPairs]):
+    """``Q ← qr(A Q)``; there may be more iterations when it goes on."""
+
+    task = "subspace_iteration"
+    free = ("iterations", "tol")
+
+    def __init__(
+        self,
+        A: LinearOperator,
+        k: int,
+        *,
+        generator: torch.Generator,
+        iterations: int,
+        tol: float,
+    ) -> None:
+        self._operator, self._iterations, self._tol = A, iterations, tol
+        Q = _orthonormal(probing.draw(A, k, kind="gaussian", generator=generator))
+        self.state = {"Q": Q, "A Q": torch.zeros_like(Q), "done": torch.tensor(0)}
+
+    @property
+    def done(self) -> int:
+        """Iterations so far."""
+        return int(self.state["done"])
+
+    @property
+    def total(self) -> int:
+        """Iterations in all."""
+        return self._iterations
+
+    def step(self) -> None:
+        """One iteration."""
+        Q = _orthonormal(self.state["A Q"]) if self.done else self.state["Q"]
+        image = multiply(self._operator, Q)
+        self.state = {"Q": Q, "A Q": image, "done": self.state["done"] + 1}
+
+    def result(self, end: End) -> EigenPairs:
+        """Rayleigh–Ritz pairs of the last basis."""
+        Q, image = self.state["Q"], self.state["A Q"]
+        require_finite(f"subspace_iteration({self._operator})", image)
+        pairs = _rayleigh_ritz(Q, image, self._tol, end.products)
+        if end.complete:
+            return pairs
+        return replace(pairs, converged=False, status=Status.INTERRUPTED)
 
 
 def _orthonormal(rows: Tensor) -> Tensor:
@@ -82,9 +106,7 @@ def _orthonormal(rows: Tensor) -> Tensor:
     return unit.T.contiguous()
 
 
-def _rayleigh_ritz(
-    Q: Tensor, image: Tensor, tol: float, products: int, interrupted: bool
-) -> EigenPairs:
+def _rayleigh_ritz(Q: Tensor, image: Tensor, tol: float, products: int) -> EigenPairs:
     projected = inner(Q, image).cpu()
     values, turn = torch.linalg.eigh((projected + projected.T) / 2)
     order = torch.argsort(values.abs(), descending=True, stable=True)
@@ -92,8 +114,7 @@ def _rayleigh_ritz(
     vectors = turn @ Q
     residuals = lengths(turn @ image - values[:, None] * vectors).to(Q)
     tolerance = torch.full_like(values, tol * float(values.abs().max()))
-    converged = bool((residuals <= tolerance).all()) and products > 0 and not interrupted
-    status = Status.CONVERGED if converged else Status.BUDGET
+    converged = bool((residuals <= tolerance).all())
     return EigenPairs(
         values=values,
         vectors=vectors.T,
@@ -102,5 +123,5 @@ def _rayleigh_ritz(
         converged=converged,
         missed=1.0,
         products=products,
-        status=Status.INTERRUPTED if interrupted else status,
+        status=Status.CONVERGED if converged else Status.BUDGET,
     )

@@ -10,7 +10,7 @@ reaches the dimension, all three are computed exactly from the ``n`` unit vector
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from abc import abstractmethod
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,18 +19,17 @@ from torch import Tensor
 from curvescope import _checks
 from curvescope.operators.base import LinearOperator
 from curvescope.spectra import probes as probing
-from curvescope.spectra.control import Status, Watch, require_finite, require_symmetric
+from curvescope.spectra.control import require_finite, require_symmetric
 from curvescope.spectra.estimate import Estimate, Samples
+from curvescope.spectra.images import Staged, range_basis
+from curvescope.spectra.resumable import End, Estimator, R, State, run
 from curvescope.spectra.rows import multiply
-from curvescope.spectra.xtrace import Images, range_basis, xtrace
+from curvescope.spectra.xtrace import XTrace
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from curvescope.spectra.control import Control
-
-Sampler = Callable[[Tensor], Tensor]
-"""Samples ``[b, …]`` from probes ``X: [b, n]``, row by row; ``b`` products."""
 
 
 def trace(
@@ -68,17 +67,8 @@ def trace(
     _checks.one_of(where, "method", method, ("hutchinson", "xtrace"))
     if method == "xtrace" and probes < A.shape[0]:
         products = _checks.positive_int(where, "probes", probes, 4)
-        return xtrace(A, products, generator=generator, block=block, **control)
-
-    def sample(X: Tensor) -> Tensor:
-        return A.quadratic(X.T)
-
-    samples, spent, status = _sample(
-        "trace", A, probes, sample, generator, block, forms=True, **control
-    )
-    if probes >= A.shape[0]:
-        return _exact(float(samples.mean) * samples.count, spent, samples.count, status)
-    return samples.estimate(spent, status)
+        return run(XTrace, A, control, generator=generator, products=products, block=block)
+    return run(Trace, A, control, generator=generator, probes=probes, block=block)
 
 
 def frobenius(
@@ -109,65 +99,8 @@ def frobenius(
     _checks.one_of(where, "method", method, ("hutchinson", "hutch++"))
     if method == "hutch++" and probes < A.shape[0]:
         probes = _checks.positive_int(where, "probes", probes, 6)
-        return _hutch_plus_plus(A, probes, generator, block, **control)
-
-    def sample(X: Tensor) -> Tensor:
-        return multiply(A, X).double().square().sum(1)
-
-    samples, spent, status = _sample("frobenius", A, probes, sample, generator, block, **control)
-    if probes >= A.shape[0]:
-        value = math.sqrt(float(samples.mean) * samples.count)
-        return _exact(value, spent, samples.count, status)
-    return _root(samples, 0.0, spent, status)
-
-
-def _hutch_plus_plus(
-    A: LinearOperator,
-    probes: int,
-    generator: torch.Generator,
-    block: int,
-    **control: Unpack[Control],
-) -> Estimate[float]:
-    """``‖A‖_F² = ‖A Q‖_F² + E ‖A (I − Q Qᵀ) ω‖²``, a third of the products for each part."""
-    third, began, samples = probes // 3, generator.get_state(), Samples((), A.device)
-    stages: dict[str, Images] = {}
-
-    def state() -> dict[str, Tensor]:
-        return {"generator": began, **{name: images.done for name, images in stages.items()}}
-
-    def take(name: str, rows: Tensor, before: int) -> Tensor:
-        stages[name] = Images(A, rows, block, saved.get(name))
-        for done in stages[name]:
-            watch.tick(before + done, probes, before + done)
-        return stages[name].done
-
-    known = 0.0
-    settings = {"method": "hutch++", "probes": probes, "block": block, "generator": generator}
-    watch = Watch("frobenius", A, settings, state, **control)
-    with watch:
-        saved = watch.restore() or {}
-        if saved:
-            generator.set_state(began := saved["generator"])
-        start = probing.draw(A, third, kind="gaussian", generator=generator)
-        Q = range_basis(take("range", start, 0).T)[0]
-        inside = take("inside", Q.T, third)
-        known = float(inside.double().square().sum())
-        rank = Q.shape[1]
-        rows = probing.draw(A, probes - third - rank, generator=generator)
-        take("rest", rows - (rows @ Q) @ Q.T, third + rank)
-    if "rest" in stages and len(stages["rest"].done):
-        samples.add(stages["rest"].done.double().square().sum(1))
-    require_finite(f"frobenius({A})", samples.mean)
-    status = Status.INTERRUPTED if watch.interrupted else Status.DONE
-    products = watch.products + sum(len(images.done) for images in stages.values())
-    return _root(samples, known, products, status)
-
-
-def _root(samples: Samples, known: float, products: int, status: Status) -> Estimate[float]:
-    """The root of ``known`` and the mean of the samples of a square."""
-    norm = math.sqrt(known + float(samples.mean))
-    error = float(samples.stderr) / (2 * norm) if norm else 0.0
-    return Estimate(norm, error, products, samples.count, status)
+        return run(HutchPlusPlus, A, control, generator=generator, probes=probes, block=block)
+    return run(Frobenius, A, control, generator=generator, probes=probes, block=block)
 
 
 def diagonal(
@@ -192,19 +125,169 @@ def diagonal(
     where = f"diagonal({A})"
     _settings(where, A, generator, probes, block)
     A = A.same_diagonal()
+    return run(Diagonal, A, control, generator=generator, probes=probes, block=block)
 
-    def sample(X: Tensor) -> Tensor:
-        return X * multiply(A, X)
 
-    samples, spent, status = _sample(
-        "diagonal", A, probes, sample, generator, block, shape=(A.shape[0],), **control
-    )
-    mean, stderr = samples.mean.to(A.dtype), samples.stderr.to(A.dtype)
-    if probes >= A.shape[0]:
-        if status is Status.DONE:
-            stderr = torch.zeros_like(stderr)
-        mean = mean * samples.count
-    return Estimate(mean, stderr, spent, samples.count, status)
+class _Sampled(Estimator[R]):
+    """Samples from ``probes`` signs, or from all unit vectors if these suffice."""
+
+    def __init__(
+        self, A: LinearOperator, *, generator: torch.Generator, probes: int, block: int
+    ) -> None:
+        self.operator, self.samples = A, Samples(self._shape(A), A.device)
+        self.exact = probes >= A.shape[0]
+        self._generator, self._block = generator, block
+        self._total = min(probes, A.shape[0])
+
+    def _shape(self, A: LinearOperator) -> tuple[int, ...]:
+        """Of a sample."""
+        return ()
+
+    @abstractmethod
+    def sample(self, X: Tensor) -> Tensor:
+        """Samples ``[b, …]`` from probes ``X: [b, n]``, row by row; ``b`` products."""
+
+    @property
+    def done(self) -> int:
+        """Samples so far."""
+        return self.samples.count
+
+    @property
+    def total(self) -> int:
+        """Samples in all."""
+        return self._total
+
+    @property
+    def state(self) -> State:
+        """Mean and spread of the samples."""
+        return self.samples.state()
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self.samples.load(state)
+
+    def step(self) -> None:
+        """A block of samples."""
+        A, b = self.operator, min(self._block, self.total - self.done)
+        if self.exact:
+            rows = torch.zeros(b, A.shape[0], dtype=A.dtype, device=A.device)
+            rows[torch.arange(b), torch.arange(self.done, self.done + b)] = 1
+        else:
+            rows = probing.draw(A, b, generator=self._generator)
+        self.samples.add(self.sample(rows))
+
+    def mean(self) -> Tensor:
+        """The mean of the samples, if they are numbers."""
+        require_finite(f"{self.task}({self.operator})", self.samples.mean)
+        return self.samples.mean
+
+
+class Trace(_Sampled[Estimate[float]]):
+    """``ωᵀ A ω``."""
+
+    task, forms = "trace", True
+
+    def sample(self, X: Tensor) -> Tensor:
+        """Quadratic forms, which may cost less than products."""
+        return self.operator.quadratic(X.T)
+
+    def result(self, end: End) -> Estimate[float]:
+        """The mean; for unit vectors their sum."""
+        mean = float(self.mean())
+        if self.exact:
+            return _exact(mean * self.done, self.done, end)
+        return self.samples.estimate(end.products, end.status)
+
+
+class Frobenius(_Sampled[Estimate[float]]):
+    """``‖A ω‖²``."""
+
+    task = "frobenius"
+
+    def sample(self, X: Tensor) -> Tensor:
+        """Squared norms."""
+        return multiply(self.operator, X).double().square().sum(1)
+
+    def result(self, end: End) -> Estimate[float]:
+        """The root of the mean; for unit vectors of their sum."""
+        mean = float(self.mean())
+        if self.exact:
+            return _exact(math.sqrt(mean * self.done), self.done, end)
+        return _root(self.samples, 0.0, end)
+
+
+class Diagonal(_Sampled[Estimate[Tensor]]):
+    """``ω ∘ A ω``."""
+
+    task = "diagonal"
+
+    def _shape(self, A: LinearOperator) -> tuple[int, ...]:
+        return (A.shape[0],)
+
+    def sample(self, X: Tensor) -> Tensor:
+        """Entry by entry."""
+        return X * multiply(self.operator, X)
+
+    def result(self, end: End) -> Estimate[Tensor]:
+        """The mean; for unit vectors the sum, without an error."""
+        dtype = self.operator.dtype
+        mean, stderr = self.mean().to(dtype), self.samples.stderr.to(dtype)
+        if self.exact:
+            mean = mean * self.done
+            stderr = torch.zeros_like(stderr) if end.complete else stderr
+        return Estimate(mean, stderr, end.products, self.done, end.status)
+
+
+class HutchPlusPlus(Staged[Estimate[float]]):
+    """``‖A‖_F² = ‖A Q‖_F² + E ‖A (I − Q Qᵀ) ω‖²``, a third of the products for each part."""
+
+    task = "frobenius"
+    stages = ("range", "inside", "rest")
+
+    def __init__(
+        self, A: LinearOperator, *, generator: torch.Generator, probes: int, block: int
+    ) -> None:
+        self._generator, self._probes = generator, probes
+        self._start = probing.draw(A, probes // 3, kind="gaussian", generator=generator)
+        super().__init__(A, block)
+
+    def rows(self, stage: str) -> Tensor:
+        """Where the range is looked for, its basis, and signs outside of it."""
+        if stage == "range":
+            return self._start
+        if stage == "inside":
+            self._Q = range_basis(self.images["range"].T)[0]
+            return self._Q.T
+        left = self._probes - len(self._start) - self._Q.shape[1]
+        rows = probing.draw(self._operator, left, generator=self._generator)
+        return rows - (rows @ self._Q) @ self._Q.T
+
+    @property
+    def total(self) -> int:
+        """All products."""
+        return self._probes
+
+    def result(self, end: End) -> Estimate[float]:
+        """Both parts; before the last stage the first one does not count either."""
+        samples, known = Samples((), self._operator.device), 0.0
+        if "rest" in self.images:
+            known = float(self.images["inside"].double().square().sum())
+            if len(self.images["rest"]):
+                samples.add(self.images["rest"].double().square().sum(1))
+        require_finite(f"frobenius({self._operator})", samples.mean)
+        return _root(samples, known, end)
+
+
+def _exact(value: float, probes: int, end: End) -> Estimate[float]:
+    """A value from all unit vectors; an interrupted sum says nothing."""
+    return Estimate(value, 0.0 if end.complete else math.inf, end.products, probes, end.status)
+
+
+def _root(samples: Samples, known: float, end: End) -> Estimate[float]:
+    """The root of ``known`` and the mean of the samples of a square."""
+    norm = math.sqrt(known + float(samples.mean))
+    error = float(samples.stderr) / (2 * norm) if norm else 0.0
+    return Estimate(norm, error, end.products, samples.count, end.status)
 
 
 def _settings(
@@ -214,51 +297,3 @@ def _settings(
     _checks.generator(where, generator)
     _checks.positive_int(where, "probes", probes)
     _checks.positive_int(where, "block", block)
-
-
-def _exact(value: float, products: int, probes: int, status: Status) -> Estimate[float]:
-    """A value from all unit vectors; an interrupted sum says nothing."""
-    done = status is Status.DONE
-    return Estimate(value, 0.0 if done else math.inf, products, probes, status)
-
-
-def _sample(
-    task: str,
-    A: LinearOperator,
-    probes: int,
-    sample: Sampler,
-    generator: torch.Generator,
-    block: int,
-    *,
-    shape: tuple[int, ...] = (),
-    forms: bool = False,
-    **control: Unpack[Control],
-) -> tuple[Samples, int, Status]:
-    """Samples from ``probes`` signs, or all unit vectors if they suffice; products; the end."""
-    n = A.shape[0]
-    exact = probes >= n
-    total = n if exact else probes
-    samples = Samples(shape, A.device)
-
-    def state() -> dict[str, Tensor]:
-        return {**samples.state(), "generator": generator.get_state()}
-
-    settings = {"method": "plain", "probes": probes, "block": block, "generator": generator}
-    watch = Watch(task, A, settings, state, forms=forms, **control)
-    with watch:
-        saved = watch.restore()
-        if saved is not None:
-            samples.load(saved)
-            generator.set_state(saved["generator"])
-        while samples.count < total:
-            b = min(block, total - samples.count)
-            if exact:
-                rows = torch.zeros(b, n, dtype=A.dtype, device=A.device)
-                rows[torch.arange(b), torch.arange(samples.count, samples.count + b)] = 1
-            else:
-                rows = probing.draw(A, b, generator=generator)
-            samples.add(sample(rows))
-            watch.tick(samples.count, total, samples.count)
-    require_finite(f"{task}({A})", samples.mean)
-    status = Status.INTERRUPTED if watch.interrupted else Status.DONE
-    return samples, samples.count + watch.products, status

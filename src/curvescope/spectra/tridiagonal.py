@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from curvescope import _checks
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.operators.base import LinearOperator
 from curvescope.spectra import probes as probing
-from curvescope.spectra.control import Status, Watch, require_symmetric
+from curvescope.spectra.control import Status, require_symmetric
 from curvescope.spectra.krylov import Krylov
-from curvescope.spectra.recurrence import Recurrence
+from curvescope.spectra.recurrence import Recurrence, Recurrent
+from curvescope.spectra.resumable import End, Estimator, State, run
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -94,27 +95,56 @@ def lanczos(
     where = f"lanczos({A}, {steps})"
     require_symmetric(where, A)
     steps = _checks.positive_int(where, "steps", steps)
+    source = _source(where, A, generator, start)
+    if isinstance(source, Tensor) and (source.ndim != 1 or float(source.abs().max()) == 0):
+        remedy = "for blocks use block_lanczos"
+        raise CurvescopeError(where, "`start` must be one vector that is not zero", remedy=remedy)
+    return run(Lanczos, A, control, steps, source, reorthogonalize=reorthogonalize)
+
+
+class Lanczos(Recurrent[Tridiagonal]):
+    """One recurrence, whose steps may become more; the source is a generator or a vector."""
+
+    task = "lanczos"
+    free = ("steps",)
+
+    def __init__(
+        self,
+        A: LinearOperator,
+        steps: int,
+        start: torch.Generator | Tensor,
+        *,
+        reorthogonalize: bool,
+    ) -> None:
+        if isinstance(start, Tensor):
+            rows = start[None]
+        else:
+            rows = probing.draw(A, 1, kind="gaussian", generator=start)
+        self.recurrence = Recurrence(A, rows, steps, reorthogonalize=reorthogonalize)
+        self._steps = steps
+
+    def result(self, end: End) -> Tridiagonal:
+        """``T`` up to its breakdown, and the basis with one vector more."""
+        alphas, betas = self.recurrence.coefficients(0)
+        m, basis = len(alphas), self.recurrence.basis
+        broken = end.complete and m < self._steps
+        last = m + 1 if m and float(betas[-1]) > 0 else m
+        return Tridiagonal(
+            alphas,
+            betas,
+            None if basis is None else basis[0, :last].T,
+            end.products,
+            Status.BREAKDOWN if broken else end.status,
+        )
+
+
+def _source(
+    where: str, A: LinearOperator, generator: torch.Generator | None, start: Tensor | None
+) -> torch.Generator | Tensor:
+    """Where start vectors come from, checked: they are given, or drawn."""
     if start is None:
-        rows = probing.draw(A, 1, kind="gaussian", generator=_checks.generator(where, generator))
-    else:
-        start = _checks.columns(f"{where}: start", start, A.shape[0], A.dtype, A.device)
-        if start.ndim != 1 or float(start.abs().max()) == 0:
-            msg = (
-                f"{where}: start must be one vector that is not zero; for blocks use block_lanczos"
-            )
-            raise CurvescopeError(msg)
-        rows = start[None]
-    run = Recurrence(A, rows, steps, reorthogonalize=reorthogonalize)
-    settings = {"reorthogonalize": reorthogonalize, "start vector": rows}
-    watch = Watch("lanczos", A, settings, run.state, **control)
-    interrupted = run.run(watch)
-    alphas, betas = run.coefficients(0)
-    m = len(alphas)
-    broken = m < steps and not interrupted
-    status = Status.INTERRUPTED if interrupted else Status.BREAKDOWN if broken else Status.DONE
-    last = m + 1 if m and float(betas[-1]) > 0 else m
-    basis = None if run.basis is None else run.basis[0, :last].T
-    return Tridiagonal(alphas, betas, basis, run.products + watch.products, status)
+        return _checks.generator(where, generator)
+    return _checks.columns(f"{where}: start", start, A.shape[0], A.dtype, A.device)
 
 
 def block_lanczos(
@@ -144,27 +174,62 @@ def block_lanczos(
     require_symmetric(where, A)
     steps = _checks.positive_int(where, "steps", steps)
     block = _checks.positive_int(where, "block", block)
-    krylov = Krylov(A, (steps + 1) * block)
-    if start is None:
-        krylov.inject(block, _checks.generator(where, generator))
-    else:
-        krylov.start(_checks.columns(f"{where}: start", start, A.shape[0], A.dtype, A.device).T)
-    settings = {"block": block, "steps": steps, "start vectors": krylov.basis[: krylov.used]}
-    watch = Watch("block_lanczos", A, settings, krylov.state, **control)
-    with watch:
-        saved = watch.restore()
-        if saved is not None:
-            krylov.load(saved)
-        while krylov.size < steps * block and krylov.pending:
-            krylov.extend(min(block, steps * block - krylov.size))
-            watch.tick(min(krylov.size, steps * block), steps * block, krylov.products)
-    status = Status.DONE if krylov.pending or krylov.size >= steps * block else Status.BREAKDOWN
-    m, used = krylov.size, krylov.used
-    return BlockTridiagonal(
-        krylov.projected,
-        krylov.coupling.clone(),
-        krylov.basis[:m].T,
-        krylov.basis[m:used].T,
-        krylov.products + watch.products,
-        Status.INTERRUPTED if watch.interrupted else status,
-    )
+    return run(BlockLanczos, A, control, steps, _source(where, A, generator, start), block=block)
+
+
+class BlockLanczos(Estimator[BlockTridiagonal]):
+    """A Krylov decomposition that only grows, from a generator or given columns."""
+
+    task = "block_lanczos"
+
+    def __init__(
+        self, A: LinearOperator, steps: int, start: torch.Generator | Tensor, *, block: int
+    ) -> None:
+        self._krylov, self._block = Krylov(A, (steps + 1) * block), block
+        self._total = steps * block
+        if isinstance(start, Tensor):
+            self._krylov.start(start.T)
+        else:
+            self._krylov.inject(block, start)
+
+    @property
+    def done(self) -> int:
+        """The vectors that were multiplied."""
+        return self._krylov.size
+
+    @property
+    def total(self) -> int:
+        """As many as there are columns in all steps."""
+        return self._total
+
+    @property
+    def finished(self) -> bool:
+        """All of them, or an invariant subspace."""
+        return self.done >= self.total or not self._krylov.pending
+
+    @property
+    def state(self) -> State:
+        """That of the decomposition."""
+        return self._krylov.state()
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self._krylov.load(state)
+
+    def step(self) -> None:
+        """A block of products."""
+        self._krylov.extend(min(self._block, self.total - self.done))
+
+    def result(self, end: End) -> BlockTridiagonal:
+        """The decomposition as it is."""
+        krylov = self._krylov
+        broken = end.complete and krylov.size < self.total
+        m, used = krylov.size, krylov.used
+        return BlockTridiagonal(
+            krylov.projected,
+            krylov.coupling.clone(),
+            krylov.basis[:m].T,
+            krylov.basis[m:used].T,
+            end.products,
+            Status.BREAKDOWN if broken else end.status,
+        )

@@ -14,58 +14,19 @@ is the mean of the ``t_i``. All of them come from one ``Q`` with range ``Y``, be
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from curvescope.operators.base import LinearOperator
 from curvescope.spectra import probes as probing
-from curvescope.spectra.control import Status, Watch, require_finite
 from curvescope.spectra.estimate import Estimate
-from curvescope.spectra.rows import multiply
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from curvescope.spectra.control import Control
+from curvescope.spectra.images import Staged, range_basis
+from curvescope.spectra.resumable import End
 
 
-class Images:
-    """``A`` times given rows, some at a time, so that what is done can be saved and taken up."""
-
-    def __init__(self, A: LinearOperator, rows: Tensor, block: int, done: Tensor | None) -> None:
-        self._operator, self._rows, self._block = A, rows, block
-        self.done = torch.empty_like(rows[:0]) if done is None else done.to(rows)
-
-    def __iter__(self) -> Iterator[int]:
-        """Multiply block by block; yields the number of rows multiplied so far."""
-        while (begin := self.done.shape[0]) < self._rows.shape[0]:
-            image = multiply(self._operator, self._rows[begin : begin + self._block])
-            self.done = torch.cat([self.done, image])
-            yield self.done.shape[0]
-
-
-def range_basis(Y: Tensor) -> tuple[Tensor, Tensor]:
-    """``Y = Q B`` with orthonormal ``Q: [n, r]`` for the numerical rank ``r``; ``B`` is float64."""
-    require_finite("A Ω", Y)
-    q, r = torch.linalg.qr(Y)
-    u, s, vh = torch.linalg.svd(r.double())
-    cutoff = 10 * torch.finfo(Y.dtype).eps * Y.shape[1] * (float(s[0]) if len(s) else 0.0)
-    rank = int((s > cutoff).sum())
-    return q @ u[:, :rank].to(q), s[:rank, None] * vh[:rank]
-
-
-def xtrace(
-    A: LinearOperator,
-    products: int,
-    *,
-    generator: torch.Generator,
-    block: int = 32,
-    **control: Unpack[Control],
-) -> Estimate[float]:
+class XTrace(Staged[Estimate[float]]):
     """``tr A`` from at most ``products`` products, ``block`` at a time; see the module.
 
     The ``t_i`` share all but one of their vectors, so that their spread over ``√s`` is too small an
@@ -76,38 +37,43 @@ def xtrace(
     products.
 
     >>> from curvescope.operators.simple import LowRank
+    >>> from curvescope.spectra.resumable import run
     >>> A = LowRank(torch.eye(50, 2, dtype=torch.float64), torch.tensor([3.0, 4.0]).double())
-    >>> round(xtrace(A, 8, generator=torch.Generator().manual_seed(0)).value, 9)  # exact: s > rank
+    >>> settings = {"generator": torch.Generator().manual_seed(0), "products": 8, "block": 32}
+    >>> round(run(XTrace, A, {}, **settings).value, 9)  # exact: s > rank
     7.0
     """
-    n, s = A.shape[0], products // 2
-    began, total, estimate, stderr = generator.get_state(), 2 * s, 0.0, math.inf
-    stages: dict[str, Images] = {}
 
-    def state() -> dict[str, Tensor]:
-        return {"generator": began, **{name: images.done for name, images in stages.items()}}
+    task = "trace"
+    stages = ("Y", "Z")
 
-    settings = {"method": "xtrace", "probes": products, "block": block, "generator": generator}
-    watch = Watch("trace", A, settings, state, **control)
-    with watch:
-        saved = watch.restore() or {}
-        if saved:
-            generator.set_state(began := saved["generator"])
-        omega = probing.draw(A, s, kind="sphere", generator=generator)
-        stages["Y"] = Images(A, omega, block, saved.get("Y"))
-        for done in stages["Y"]:
-            watch.tick(done, total, done)
-        Y = stages["Y"].done.T
-        Q = range_basis(Y)[0]
-        total = s + Q.shape[1]
-        stages["Z"] = Images(A, Q.T, block, saved.get("Z"))
-        for done in stages["Z"]:
-            watch.tick(s + done, total, s + done)
-        small = _Small.of(omega.T, Y, Q, stages["Z"].done.T)
-        estimate, stderr = small.estimate(n)
-    status = Status.INTERRUPTED if watch.interrupted else Status.DONE
-    spent = watch.products + sum(len(images.done) for images in stages.values())
-    return Estimate(estimate, stderr, spent, s, status)
+    def __init__(
+        self, A: LinearOperator, *, generator: torch.Generator, products: int, block: int
+    ) -> None:
+        self._omega = probing.draw(A, products // 2, kind="sphere", generator=generator)
+        super().__init__(A, block)
+
+    def rows(self, stage: str) -> Tensor:
+        """``Ω``, then ``Q``."""
+        if stage == "Y":
+            return self._omega
+        self._Q = range_basis(self.images["Y"].T)[0]
+        return self._Q.T
+
+    @property
+    def total(self) -> int:
+        """Two products for each test vector, but for a rank deficit."""
+        s = len(self._omega)
+        return s + (self._Q.shape[1] if "Z" in self.images else s)
+
+    def result(self, end: End) -> Estimate[float]:
+        """The mean of the ``t_i``; nothing is known before the last product."""
+        s, value, stderr = len(self._omega), 0.0, math.inf
+        if end.complete:
+            Y, Z = self.images["Y"].T, self.images["Z"].T
+            small = _Small.of(self._omega.T, Y, self._Q, Z)
+            value, stderr = small.estimate(self._omega.shape[1])
+        return Estimate(value, stderr, end.products, s, end.status)
 
 
 @dataclass(frozen=True)

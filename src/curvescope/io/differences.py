@@ -1,0 +1,53 @@
+"""In what two configurations differ, in words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_MOST = 6
+"""Differences that a sentence can hold."""
+_DIGEST = re.compile(r"#?[0-9a-f]{32,64}")
+
+
+def differences(
+    there: Any, here: Any, words: Mapping[str, str] | None = None, name: str = ""
+) -> list[str]:
+    """Where two configurations differ, each place in words; digests tell only that they do.
+
+    Args:
+        there: Plain JSON.
+        here: Likewise.
+        words: For some places another text, in which ``{there}`` and ``{here}`` may stand.
+        name: The place of both in something larger.
+
+    >>> differences({"lr": 0.1, "data": {"n": 5}}, {"lr": 0.2, "data": {"n": 5}})
+    ['lr is 0.1 there and 0.2 here']
+    >>> differences({"data": {"digest": "0" * 64}}, {"data": {"digest": "1" * 64}})
+    ['data.digest is another one']
+    """
+    if isinstance(there, dict) and isinstance(here, dict):
+        return [
+            line
+            for key in dict.fromkeys([*there, *here])
+            for line in differences(
+                there.get(key), here.get(key), words, f"{name}.{key}".lstrip(".")
+            )
+        ]
+    if there == here:
+        return []
+    digests = all(isinstance(x, str) and _DIGEST.fullmatch(x) for x in (there, here))
+    default = "{name} is another one" if digests else "{name} is {there!r} there and {here!r} here"
+    text = (words or {}).get(name, default)
+    return [text.format(name=name, there=there, here=here)]
+
+
+def in_words(different: list[str]) -> str:
+    """As many differences as a sentence can hold.
+
+    >>> in_words(list("abcdefgh"))
+    'a; b; c; d; e; f; and 2 more'
+    """
+    more = f"; and {len(different) - _MOST} more" if len(different) > _MOST else ""
+    return "; ".join(different[:_MOST]) + more

@@ -1,0 +1,80 @@
+"""Estimates from products in stages, whose rows follow from the images of the stages before."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from curvescope.operators.base import LinearOperator
+from curvescope.spectra.control import require_finite
+from curvescope.spectra.resumable import Estimator, R, State
+from curvescope.spectra.rows import multiply
+
+
+class Staged(Estimator[R]):
+    """``A`` times the rows of one stage after the other, ``block`` at a time.
+
+    A stage begins as soon as the one before it has ended.
+    """
+
+    stages: ClassVar[tuple[str, ...]]
+
+    def __init__(self, A: LinearOperator, block: int) -> None:
+        self._operator, self._block = A, block
+        self.images: dict[str, Tensor] = {}
+        self._begin({})
+
+    @abstractmethod
+    def rows(self, stage: str) -> Tensor:
+        """What a stage multiplies, ``[b, n]``; the images of the stages before it are there."""
+
+    def _begin(self, saved: State) -> None:
+        """Begin stages until one has rows that are not multiplied yet."""
+        for stage in self.stages[len(self.images) :]:
+            rows = self.rows(stage)
+            self.images[stage] = saved[stage].to(rows) if stage in saved else rows[:0]
+            self._left = rows[len(self.images[stage]) :]
+            if len(self._left):
+                return
+
+    @property
+    def done(self) -> int:
+        """Rows that were multiplied."""
+        return sum(len(images) for images in self.images.values())
+
+    @property
+    def finished(self) -> bool:
+        """No stage has rows left."""
+        return len(self._left) == 0
+
+    @property
+    def state(self) -> State:
+        """The images of all stages."""
+        return self.images
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self.images = {}
+        self._begin(state)
+
+    def step(self) -> None:
+        """A block of products."""
+        image = multiply(self._operator, self._left[: self._block])
+        stage = list(self.images)[-1]
+        self.images[stage] = torch.cat([self.images[stage], image])
+        self._left = self._left[self._block :]
+        if not len(self._left):
+            self._begin({})
+
+
+def range_basis(Y: Tensor) -> tuple[Tensor, Tensor]:
+    """``Y = Q B`` with orthonormal ``Q: [n, r]`` for the numerical rank ``r``; ``B`` is float64."""
+    require_finite("A Ω", Y)
+    q, r = torch.linalg.qr(Y)
+    u, s, vh = torch.linalg.svd(r.double())
+    cutoff = 10 * torch.finfo(Y.dtype).eps * Y.shape[1] * (float(s[0]) if len(s) else 0.0)
+    rank = int((s > cutoff).sum())
+    return q @ u[:, :rank].to(q), s[:rank, None] * vh[:rank]
