@@ -10,7 +10,8 @@ on the same batch in one process, in interleaved rounds; each figure is the medi
 divided by that of the plain step. "PP" is the paper's way: differentiate vᵀGv or vᵀHv by autograd
 alone. "train" is a step of curvescope.train as it runs there, without and with the penalty, in
 plain steps of its own: launched one by one on a CPU, on a GPU recorded as a CUDA graph of a few
-steps. The relative deviation is that of one draw of the penalty's value from draw to draw.
+steps. The relative deviation is that of one draw of the penalty's value from draw to draw. "ggn
+without …" puts what autograd does by itself in the place of one of the penalty's own functions.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from torch import Tensor, nn
 from workloads import WORKLOADS, mlp
 
 from curvescope.flatness import TraceRegularizer, minibatch_metric
+from curvescope.flatness.trace_gradient import capture, pullback
+from curvescope.flatness.trace_gradient.convolution import Settings
 from curvescope.networks import network
 from curvescope.training import Recipe
 from curvescope.training.engine import make_engine
@@ -42,6 +45,12 @@ CONTESTANTS = [
     *("ggn, objective", "ggn, call", "hessian, objective", "ggn, PP", "hessian, PP"),
     *("mini-batch metric", "train, ggn", "train, hessian"),
 ]
+OWN = {
+    "ggn without batch norm": (capture, "batch_norm", F.batch_norm),
+    "ggn without convolution": (capture, "convolve", lambda x, w, b, s, _: s.forward(x, w, b)),
+    "ggn without correlation": (pullback, "correlate", lambda *a, **k: unfolded(*a, **k)),
+}
+"""Where each of the penalty's own functions is called, and what autograd does without it."""
 RECORDED = 8
 """Steps of curvescope.train in a CUDA graph (in a training 32: recording them takes as long)."""
 
@@ -105,6 +114,32 @@ def papers_way(model: nn.Module, X: Tensor, y: Tensor, kind: str) -> Tensor:
     return F.cross_entropy(z, y) + WEIGHT * form.mean()
 
 
+def unfolded(delta: Tensor, x: Tensor, kernel: Any, settings: Settings, *, apart: bool) -> Tensor:
+    """Gradients by the weights of a convolution of images, from unfolded inputs."""
+    s, batch = settings, len(x) * settings.groups
+    columns = F.unfold(x, kernel, s.dilation, s.padding, s.stride).reshape(
+        batch, -1, delta[0, 0].numel()
+    )
+    g = torch.bmm(delta.reshape(batch, -1, columns.shape[-1]), columns.mT)
+    g = g.unflatten(0, (len(x), s.groups))
+    return g if apart else g.sum(0)
+
+
+def without(name: str, objective: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """The objective with one of the penalty's own functions replaced."""
+    module, attribute, other = OWN[name]
+
+    def replaced() -> Tensor:
+        ours = getattr(module, attribute)
+        setattr(module, attribute, other)
+        try:
+            return objective()
+        finally:
+            setattr(module, attribute, ours)
+
+    return replaced
+
+
 def contestants(model: nn.Module, X: Tensor, y: Tensor) -> dict[str, Callable[[], Tensor]]:
     """What each of them minimizes."""
     g = torch.Generator().manual_seed(0)
@@ -115,6 +150,7 @@ def contestants(model: nn.Module, X: Tensor, y: Tensor) -> dict[str, Callable[[]
         "ggn, objective": lambda: ggn.objective(model, X, y).total,
         "ggn, call": lambda: F.cross_entropy(model(X), y) + ggn(model, X, y),
         "hessian, objective": lambda: hessian.objective(model, X, y).total,
+        **{name: without(name, lambda: ggn.objective(model, X, y).total) for name in OWN},
         "ggn, PP": lambda: papers_way(model, X, y, "ggn"),
         "hessian, PP": lambda: papers_way(model, X, y, "hessian"),
     }
@@ -254,8 +290,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workloads", nargs="+", default=["MLP", "VGG11-W64", "VGG-BN-small"])
     parser.add_argument(
-        "--contestants", nargs="+", default=CONTESTANTS, choices=CONTESTANTS, metavar="NAME",
-        help=f"beside the plain steps, some of: {'; '.join(CONTESTANTS)} (default: all)",
+        "--contestants", nargs="+", default=CONTESTANTS, choices=[*CONTESTANTS, *OWN],
+        metavar="NAME",
+        help=f"beside the plain steps, some of: {'; '.join([*CONTESTANTS, *OWN])} (default: those "
+        "before 'without')",
     )  # fmt: skip
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--batch", type=int, help="samples (default: by workload)")

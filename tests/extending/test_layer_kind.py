@@ -25,6 +25,7 @@ from curvescope.experiments.configuration import Settings
 from curvescope.experiments.stages.layers import LayerFindings
 from curvescope.experiments.store import Finding
 from curvescope.flatness.rescaling import rescale
+from curvescope.layers import kind
 from curvescope.networks.initialization import initialize
 from curvescope.operators.gram import GramForm
 from curvescope.record.extended import class_directions
@@ -44,7 +45,9 @@ def g() -> torch.Generator:
 
 
 @pytest.fixture
-def transposed(written: Callable[[str], Path]) -> Any:
+def transposed(written: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The class of the page, whose kind is registered for one test."""
+    monkeypatch.setattr(kind, "_KINDS", dict(kind._KINDS))
     written("layer")
     return import_module("transposed").Transposed
 

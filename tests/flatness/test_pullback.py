@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,14 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from curvescope.flatness.trace_gradient.affine import functions_of_piecewise_affine
 from curvescope.flatness.trace_gradient.batch_norm import batch_norm
 from curvescope.flatness.trace_gradient.capture import Capture
 from curvescope.flatness.trace_gradient.convolution import Settings
-from curvescope.flatness.trace_gradient.correlation import _folded, _tap_by_tap, correlate
+from curvescope.flatness.trace_gradient.correlation import correlate
 from curvescope.flatness.trace_gradient.forward import quiet, samples_of
 from curvescope.flatness.trace_gradient.independence import rows_per_sample
 from curvescope.flatness.trace_gradient.pullback import Folding, squared_gradients
-from curvescope.flatness.trace_gradient.relu import relu
 from curvescope.flatness.trace_gradient.signs import Signs
 from curvescope.problem.losses import as_loss
 from tests.cases import CASES, Case, build
@@ -145,17 +146,9 @@ def test_weight_gradients_of_the_whole_batch(case: tuple[int, ...]) -> None:
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("windows", [((3, 3), (1, 1), (1, 1)), ((2, 3), (2, 1), (0, 2))])
-def test_both_ways_to_overlay_windows(windows: tuple[tuple[int, ...], ...]) -> None:
-    """That of the GPU and that of the CPU."""
-    g = torch.Generator().manual_seed(0)
-    slope = torch.randn(3, 2, *windows[0], 5, 4, generator=g, dtype=torch.float64)
-    torch.testing.assert_close(_folded(slope, windows), _tap_by_tap(slope, windows))
-
-
 @pytest.mark.parametrize("shape", [(6, 3), (4, 3, 5), (2, 3, 4, 2)])
 @pytest.mark.parametrize("scales", [None, (1.5, -0.5, 2.0), (0.0, 1.0, 0.0)])
-def test_batch_norm_and_relu_have_torchs_second_derivatives(
+def test_batch_norm_has_torchs_second_derivatives(
     shape: tuple[int, ...], scales: tuple[float, ...] | None
 ) -> None:
     """Of all three results of the backward pass, also where a channel's scale is zero."""
@@ -168,23 +161,14 @@ def test_batch_norm_and_relu_have_torchs_second_derivatives(
         bias = torch.linspace(-1, 1, 3, dtype=torch.float64).requires_grad_()
     given = [t for t in (x, weight, bias) if t is not None]
     found = []
-    for norm, mask in ((batch_norm, relu), (F.batch_norm, torch.relu)):
-        y = mask(norm(x, None, None, weight, bias, True))
+    for norm in (batch_norm, F.batch_norm):
+        y = torch.relu(norm(x, None, None, weight, bias, True))
         slopes = torch.autograd.grad(y, given, delta, create_graph=True)
         total = (a * slopes[0]).sum() + sum(s.square().sum() for s in slopes[1:])
         seconds = torch.autograd.grad(total, [delta, *given], materialize_grads=True)
         found.append((y, *slopes, *seconds))
     for ours, torchs in zip(*found, strict=True):
         torch.testing.assert_close(ours, torchs)
-
-
-def test_relu_in_place_stays_in_place() -> None:
-    layer = nn.Sequential(nn.Linear(2, 2), nn.ReLU(inplace=True))
-    with Capture(layer.parameters(), second_order=True) as capture:
-        h = layer[0](torch.ones(1, 2))
-        y = layer[1](h)
-    assert y is h
-    assert capture.curved is None
 
 
 @pytest.mark.parametrize("padding", ["same", "valid"])
@@ -200,28 +184,63 @@ def test_padding_by_name(padding: str) -> None:
         assert len(capture.others()) == (0 if known else 2)
 
 
-def test_functions_that_are_not_piecewise_affine_are_named() -> None:
-    """Each line is a forward pass from one weight; what it says decides between tr H and tr G."""
-    w = torch.randn(3, 3, dtype=torch.float64, requires_grad=True)
-    x = torch.randn(2, 3, dtype=torch.float64)
-    passes = {
-        lambda h: torch.relu(h): None,
-        lambda h: 2 * h - h.mean(1, keepdim=True) / 3: None,
-        lambda h: h * x: None,
-        lambda h: nn.functional.leaky_relu(h).reshape(-1)[1:]: None,
-        lambda h: nn.functional.dropout(h, 0.5): None,
-        lambda h: h * h: "mul",
-        lambda h: x / h: "div",
-        lambda h: torch.tanh(h): "tanh",
-        lambda h: h.softmax(1): "softmax",
-        lambda h: torch.exp(h): "exp",
-        lambda h: h @ h.T: "matmul",
-    }
+class Behind(nn.Module):
+    """Something behind a linear layer."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.function = nn.Linear(3, 3).double(), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.layer(x))
+
+
+CONSTANT = torch.randn(2, 3, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
+    "relu": (torch.relu, True),
+    "linear": (lambda h: 2 * h - h.mean(1, keepdim=True) / 3, True),
+    "times a constant": (lambda h: h * CONSTANT, True),
+    "leaky relu": (lambda h: nn.functional.leaky_relu(h).flip(1), True),
+    "hardtanh": (nn.functional.hardtanh, True),
+    "max-pooling": (lambda h: nn.functional.max_pool1d(h, 2), True),
+    "a step of the batch": (lambda h: (h - h.mean(0)).abs(), True),
+    "a square": (lambda h: h * h, False),
+    "a quotient": (lambda h: CONSTANT / h, False),
+    "tanh": (torch.tanh, False),
+    "softmax": (lambda h: h.softmax(1), False),
+    "exp": (torch.exp, False),
+    "a product over the batch": (lambda h: h @ h.T, False),
+    "random": (lambda h: nn.functional.dropout(h, 0.5), False),  # cannot be recorded
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_which_models_are_piecewise_affine(name: str) -> None:
+    """It decides between tr H and tr G."""
+    function, affine = FUNCTIONS[name]
+    model = Behind(function)
+    x = torch.randn(2, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     with torch.random.fork_rng(devices=[]):
-        for function, name in passes.items():
-            with Capture([w], second_order=False) as capture:
-                function(nn.functional.linear(x, w))
-            assert capture.curved == name
+        y = torch.zeros_like(model(x))
+        found = functions_of_piecewise_affine(model, as_loss("mse"), x, y)
+    assert (found is not None) == affine
+
+
+def test_weights_used_twice_and_statistics_of_the_batch_are_not_piecewise_affine() -> None:
+    x = torch.randn(4, 3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def affine(model: nn.Module) -> bool:
+        y = torch.zeros_like(model(x).detach())
+        return functions_of_piecewise_affine(model, as_loss("mse"), x, y) is not None
+
+    twice = nn.Linear(5, 5)
+    assert not affine(nn.Sequential(twice, nn.ReLU(), twice).double())
+    assert affine(nn.Sequential(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 5)).double())
+    for norm in (nn.BatchNorm1d(3), nn.InstanceNorm1d(3, track_running_stats=True)):
+        model = nn.Sequential(nn.Linear(5, 5), norm, nn.Linear(5, 5)).double()
+        assert not affine(model.train())
+        assert affine(model.eval())
+    assert not affine(nn.Sequential(nn.Linear(5, 5), nn.InstanceNorm1d(3)).double().eval())
 
 
 def test_samples_that_see_each_other_are_found_out() -> None:

@@ -125,6 +125,19 @@ def test_trace_of_hessian_and_gauss_newton_agree_for_piecewise_affine_models(nam
     assert (abs(H - G) <= 1e-10 * G) == (name in AFFINE)
 
 
+def test_a_model_that_changes_between_steps_is_seen() -> None:
+    """Another activation from some step on: the trace of its Hessian, which is not that of G."""
+    model, X, y = case("mlp-relu")
+    regularizer = TraceRegularizer("hessian", weight=1.0, generator=generator())
+    regularizer.objective(model, X, y)
+    model[1] = nn.Tanh()
+    exact = trace_of_hessian(reference("mlp-tanh", model, X, y)).detach()
+    values = torch.stack(
+        [regularizer.objective(model, X, y).penalty.detach() for _ in range(DRAWS)]
+    )
+    assert_within_standard_errors(values[:, None], exact, "value")
+
+
 def test_one_probe_per_sample_has_less_variance_than_one_per_batch() -> None:
     """Against Hutchinson's ``vᵀ G v``, by far more than the ratio asserted."""
     model, X, y = case("mlp-relu", samples=32)

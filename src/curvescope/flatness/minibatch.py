@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from curvescope import _checks
 from curvescope._state import differentiable, watching
-from curvescope.errors import CurvescopeError
 from curvescope.flatness.trace_gradient.capture import Capture
-from curvescope.flatness.trace_gradient.forward import quiet, samples_of
+from curvescope.flatness.trace_gradient.forward import quiet, samples_of, trainable
 from curvescope.flatness.trace_gradient.independence import rows_per_sample
 from curvescope.flatness.trace_gradient.pullback import Folding, squared_gradients
 from curvescope.flatness.trace_gradient.signs import Signs
@@ -82,9 +81,7 @@ def minibatch_metric(
     probes = _checks.positive_int(where, "probes", probes)
     stream = Signs(_checks.generator(where, generator))
     with differentiable(), quiet(model) as call:
-        parameters = [p for p in model.parameters() if p.requires_grad]
-        if not parameters:
-            raise CurvescopeError(where, "no parameter of the model requires grad")
+        parameters = trainable(where, model)
         with watching(Capture(parameters, second_order=False)) as capture:
             z = call(X)
         capture.separate(samples_of(X), rows_per_sample(model, X))

@@ -21,8 +21,9 @@ the output is piecewise affine in each parameter tensor, the diagonal blocks of 
 
     tr H = tr G
 
-wherever the derivative exists: the same estimate serves both. Which functions a model uses is seen
-while it runs. For any other model ``vᵀ H v`` is differentiated as in the paper.
+wherever the derivative exists: the same estimate serves both. Whether it is so is read off a
+recorded pass (:mod:`curvescope.flatness.trace_gradient.affine`), once for a model and the functions
+that it runs. For any other model ``vᵀ H v`` is differentiated as in the paper.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from torch import Tensor, nn
 from curvescope import _checks
 from curvescope._state import differentiable, exclusive, watching
 from curvescope.errors import CurvescopeError
+from curvescope.flatness.trace_gradient.affine import functions_of_piecewise_affine
 from curvescope.flatness.trace_gradient.capture import Capture
 from curvescope.flatness.trace_gradient.forward import (
     batch_norms_train,
@@ -44,6 +46,7 @@ from curvescope.flatness.trace_gradient.forward import (
     run,
     samples_of,
     take,
+    trainable,
 )
 from curvescope.flatness.trace_gradient.independence import rows_per_sample
 from curvescope.flatness.trace_gradient.pullback import Folding, squared_gradients
@@ -133,7 +136,8 @@ class TraceRegularizer:
         self._loss = as_loss(loss)
         if kind == "ggn" and not self._loss.closed_form:
             self._loss.probe(torch.zeros(1, 1), torch.zeros(1))  # says why not
-        self._curved: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+        # The functions that models run for which tr H = tr G, None for others.
+        self._affine: WeakKeyDictionary[nn.Module, frozenset[Any] | None] = WeakKeyDictionary()
 
     def __call__(self, model: nn.Module, X: Any, y: Any) -> Tensor:
         """The penalty, from a forward pass of its own.
@@ -176,39 +180,34 @@ class TraceRegularizer:
     def _both(self, model: nn.Module, call: Callable[[Any], Tensor], X: Any, y: Any) -> Objective:
         # The fused kernels of attention have no second derivative.
         with exclusive(model), differentiable():
-            parameters = [p for p in model.parameters() if p.requires_grad]
-            if not parameters:
-                raise CurvescopeError("TraceRegularizer", "no parameter of the model requires grad")
-            if not self._needs_hessian(model, X):
+            parameters = trainable("TraceRegularizer", model)
+            tried = None if self.kind == "ggn" else self._piecewise_affine(model, X, y)
+            if self.kind == "ggn" or tried is not None:
                 with watching(Capture(parameters, second_order=True)) as capture:
                     z = call(X)
-                if self.kind == "ggn" or not (capture.curved or capture.shared):
+                if tried is None or (capture.functions <= tried and not capture.shared):
                     capture.separate(samples_of(X), rows_per_sample(model, X))
                     root = self._loss.probe(z, y)
                     trace = self._pulled_back(capture, root, z)
                     return Objective(root.value, self.weight * trace, z)
-                self._curved[model] = True  # from now on at once
+                self._affine[model] = None  # from now on at once
             with watching(Capture(parameters, second_order=False)):
                 z = call(X)
             value = self._loss.mean(z, y)
             return Objective(value, self.weight * self._quadratic_form(value, parameters), z)
 
-    def _needs_hessian(self, model: nn.Module, X: Any) -> bool:
-        """Whether ``vᵀ H v`` itself must be taken; a new model is tried out, without dropout.
+    def _piecewise_affine(self, model: nn.Module, X: Any, y: Any) -> frozenset[Any] | None:
+        """The functions that the model runs if ``tr H = tr G``; a new one is tried out.
 
-        So the model is run once in every step, the first included, and draws and counts the same
-        in a training that is interrupted and goes on with a new regularizer.
+        Without dropout and before the step: so the model is run once in every step, the first
+        included, and draws and counts the same in a training that is interrupted and goes on with a
+        new regularizer.
         """
-        if self.kind == "ggn":
-            return False
         if not self._loss.closed_form or batch_norms_train(model):
-            return True
-        if model not in self._curved:
-            trial = Capture(model.parameters(), second_order=False)
-            with quiet(model) as call, watching(trial):
-                call(X)
-            self._curved[model] = trial.curved is not None or trial.shared
-        return self._curved[model]
+            return None
+        if model not in self._affine:
+            self._affine[model] = functions_of_piecewise_affine(model, self._loss, X, y)
+        return self._affine[model]
 
     def _pulled_back(self, capture: Capture, root: OutputRoot, z: Tensor) -> Tensor:
         total = torch.zeros((), dtype=z.dtype, device=z.device)

@@ -8,13 +8,13 @@ its kind, and nothing else asks what a module is. A kind of one's own is registe
 
 # Importing the file of a kind registers it.
 from curvescope.layers.calls import watched_calls
-from curvescope.layers.convolution import Convolution
+from curvescope.layers.convolution import Convolution, border
 from curvescope.layers.kind import LayerKind, kind_of, kinds, layer_kind, registered
 from curvescope.layers.linear import Linear
 from curvescope.layers.moments import add_gram, mirror
 from curvescope.layers.order import as_matrix, as_stored
 
 __all__ = [
-    "Convolution", "LayerKind", "Linear", "add_gram", "as_matrix", "as_stored", "kind_of", "kinds",
-    "layer_kind", "mirror", "registered", "watched_calls",
+    "Convolution", "LayerKind", "Linear", "add_gram", "as_matrix", "as_stored", "border", "kind_of",
+    "kinds", "layer_kind", "mirror", "registered", "watched_calls",
 ]  # fmt: skip

@@ -6,6 +6,7 @@ At every output position the input is the patch below it, unfolded in the order 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -75,24 +76,13 @@ class Convolution(LayerKind):
 
     def _padded(self, x: Tensor) -> Tensor:
         """The input with its border, as the layer itself makes it."""
-        widths = self._border()
+        module = self.module
+        sides = border(module.padding, module.kernel_size, module.dilation)
+        widths = [width for pair in reversed(sides) for width in pair]  # last dimension first
         if not any(widths):
             return x
-        mode = self.module.padding_mode
+        mode = module.padding_mode
         return F.pad(x, widths) if mode == "zeros" else F.pad(x, widths, mode=mode)
-
-    def _border(self) -> list[int]:
-        """Border widths in the order of ``F.pad``: last dimension first, before and after."""
-        module, widths = self.module, list[int]()
-        for i in reversed(range(self._dims)):
-            if module.padding == "same":
-                total = module.dilation[i] * (module.kernel_size[i] - 1)
-                widths += [total // 2, total - total // 2]
-            elif module.padding == "valid":
-                widths += [0, 0]
-            else:
-                widths += [int(module.padding[i])] * 2
-        return widths
 
     def _by_group(self, view: Tensor) -> Tensor:
         g = self.groups
@@ -131,3 +121,19 @@ class Convolution(LayerKind):
         for start in range(0, e.shape[1], own):
             part = e[:, start : start + own].flatten(2)
             second[start : start + own, start : start + own] += torch.bmm(part, part.mT).sum(0)
+
+
+def border(
+    padding: str | Sequence[int], kernel: Sequence[int], dilation: Sequence[int]
+) -> list[tuple[int, int]]:
+    """How wide the border is that a convolution adds, before and after, in each dimension.
+
+    >>> border("same", (3, 4), (1, 1))
+    [(1, 1), (1, 2)]
+    """
+    if padding == "valid":
+        return [(0, 0)] * len(kernel)
+    if padding == "same":
+        totals = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
+        return [(total // 2, total - total // 2) for total in totals]
+    return [(int(width), int(width)) for width in padding]

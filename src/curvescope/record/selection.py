@@ -61,7 +61,7 @@ def _check_layer(problem: Problem, modules: dict[str, nn.Module], name: str) -> 
 
 
 def _either() -> str:
-    *most, last = (kind.__name__ for kind in kinds())
+    *most, last = dict.fromkeys(kind.__name__ for kind in kinds())
     return f"{', '.join(most)} or {last}"
 
 

@@ -13,7 +13,8 @@ by ``x``. From ``∂r/∂x = −r² x̂/M`` and ``∂⟨δ, x̂⟩/∂x = B δ /
 
 in which every tensor and every sum but ``Σ a δ`` is already there. ``B δ`` is written out, so that
 nothing is divided by a ``γ`` that may be zero. With torch's own double backward, a long chain of
-elementwise operations, a whole training step took 8 to 26 % longer on a GPU.
+elementwise operations, a whole training step takes 1.4 times as long, on a CPU (VGG-BN-small) and
+on an H200 (VGG16-BN, WideResNet-28x10).
 """
 
 from __future__ import annotations

@@ -3,7 +3,9 @@
 With the input ``x`` of a layer and the cotangent ``δ`` of its output, the gradient by its weight is
 a product of the two, and its squared norm often costs much less than the gradient itself, see
 :mod:`curvescope.flatness.trace_gradient.pullback`. The pass is watched at the level of torch
-functions, so that ``nn.Conv2d`` and ``F.conv2d`` look alike.
+functions, where :mod:`curvescope.record.capture` puts hooks on modules: inputs stay part of the
+graph, ``nn.Conv2d`` and ``F.conv2d`` look alike, and functions can be replaced by ones whose second
+derivative is faster (batch norm, convolution) or right (weight norm).
 """
 
 from __future__ import annotations
@@ -21,29 +23,13 @@ from torch.overrides import TorchFunctionMode
 
 from curvescope.flatness.trace_gradient.batch_norm import batch_norm
 from curvescope.flatness.trace_gradient.convolution import Pass, Settings, convolve
-from curvescope.flatness.trace_gradient.relu import relu
+from curvescope.layers import border
 
 _CONVOLUTIONS: dict[Callable[..., Tensor], int] = {
     torch.conv1d: 1,
     torch.conv2d: 2,
     torch.conv3d: 3,
 }
-_RELUS = {F.relu, torch.relu, Tensor.relu}
-
-# Functions that are piecewise affine in whatever they act on, by their names in torch.
-_AFFINE = {
-    *("linear", "conv1d", "conv2d", "conv3d", "relu", "relu_", "leaky_relu", "hardtanh"),
-    *("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d"),
-    *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "pad", "mean", "sum"),
-    *("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d", "neg"),
-    *("add", "add_", "sub", "sub_", "__add__", "__radd__", "__sub__", "__rsub__", "rsub"),
-    *("flatten", "reshape", "view", "permute", "transpose", "contiguous", "clone", "squeeze"),
-    *("T", "mT", "unsqueeze", "cat", "concat", "stack", "chunk", "split", "__getitem__"),
-    *("narrow", "expand"),
-    *("dropout", "dropout1d", "dropout2d", "dropout3d"),  # the mask is a constant
-    "batch_norm",  # in train mode it is dealt with before
-}
-_SCALINGS = {"mul", "mul_", "__mul__", "__rmul__", "div", "div_", "__truediv__"}
 
 
 @dataclass(frozen=True)
@@ -61,8 +47,8 @@ class LayerCall:
 class Capture(TorchFunctionMode):
     """Records the layers whose weights are among ``parameters`` while the context is open.
 
-    ``second_order`` prepares convolutions, batch norms and ReLUs for one derivative of their
-    backward pass (not for two). ``curved`` names the first function that is not piecewise affine.
+    ``second_order`` prepares convolutions and batch norms for one derivative of their backward pass
+    (not for two). ``functions`` are those of torch that something went through that varies.
     ``rows`` says how many consecutive rows of each layer belong to a sample, once that is known;
     where it is empty, or 0, gradients are taken for the whole batch.
     """
@@ -74,7 +60,7 @@ class Capture(TorchFunctionMode):
         self._uses: Counter[int] = Counter()
         self._calls: list[LayerCall] = []
         self._interacting = False  # a batch norm used the statistics of the batch
-        self.curved: str | None = None
+        self.functions: set[Any] = set()
         self.samples = 1
         self.rows: tuple[int, ...] = ()
 
@@ -84,6 +70,12 @@ class Capture(TorchFunctionMode):
         kwargs = kwargs or {}
         tensors = _tensors((*args, *kwargs.values()))
         self._uses.update(id(t) for t in tensors if id(t) in self._parameters)
+        result = self._run(func, *args, **kwargs)
+        if any(t.requires_grad for t in _tensors((result,))):
+            self.functions.add(func)
+        return result
+
+    def _run(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         if func is F.linear:
             return self._linear(*args, **kwargs)
         if func in _CONVOLUTIONS:
@@ -92,21 +84,12 @@ class Capture(TorchFunctionMode):
             return _weight_norm(*args, **kwargs)
         if func is F.batch_norm and _training(*args, **kwargs):
             self._interacting = True
-            self._mark("batch_norm in train mode")
             return (batch_norm if self._prepares(args[0]) else func)(*args, **kwargs)
-        if func in _RELUS and self._second_order and not _in_place(*args, **kwargs):
-            return relu(args[0] if args else kwargs["input"])
-        result = func(*args, **kwargs)
-        if not _is_affine(func, tensors) and any(t.requires_grad for t in _tensors((result,))):
-            self._mark(_name(func))
-        return result
+        return func(*args, **kwargs)
 
     def _prepares(self, x: Tensor) -> bool:
         """Under autocast the arguments change their types on the way, which torch knows best."""
         return self._second_order and not torch.is_autocast_enabled(x.device.type)
-
-    def _mark(self, name: str) -> None:
-        self.curved = self.curved or name
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         y = F.linear(x, weight, bias)
@@ -181,10 +164,6 @@ def _training(
     return training
 
 
-def _in_place(_: Tensor | None = None, inplace: bool = False, **__: Any) -> bool:
-    return inplace
-
-
 def _tensors(values: Iterable[Any]) -> list[Tensor]:
     """The tensors among arguments, and in lists of them."""
     found = []
@@ -196,20 +175,6 @@ def _tensors(values: Iterable[Any]) -> list[Tensor]:
     return found
 
 
-def _name(func: Any) -> str:
-    """A function's name in torch; of a property like ``.T`` that of the property."""
-    name = getattr(func, "__name__", "")
-    return getattr(func.__self__, "__name__", name) if name == "__get__" else name
-
-
-def _is_affine(func: Any, tensors: list[Tensor]) -> bool:
-    name = _name(func)
-    if name in _SCALINGS:  # affine if the other factor is constant
-        divisor = len(tensors) > 1 and tensors[-1].requires_grad and "div" in name
-        return sum(t.requires_grad for t in tensors) <= 1 and not divisor
-    return name in _AFFINE
-
-
 def _settings(
     weight: Tensor, dims: int, stride: Any, padding: Any, dilation: Any, groups: int
 ) -> Settings | None:
@@ -219,11 +184,7 @@ def _settings(
         return (value,) * dims if isinstance(value, int) else tuple(value) * (dims // len(value))
 
     steps = each(dilation)
-    if padding == "valid":
-        padding = 0
-    elif padding == "same":
-        total = [d * (k - 1) for d, k in zip(steps, weight.shape[2:], strict=True)]
-        if any(t % 2 for t in total):
-            return None
-        padding = tuple(t // 2 for t in total)
-    return Settings(each(stride), each(padding), steps, groups)
+    sides = border(padding if isinstance(padding, str) else each(padding), weight.shape[2:], steps)
+    if any(before != after for before, after in sides):
+        return None
+    return Settings(each(stride), tuple(before for before, _ in sides), steps, groups)

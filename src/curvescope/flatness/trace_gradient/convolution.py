@@ -3,7 +3,8 @@
 ``y = W ∗ x`` is bilinear, and so are its adjoints ``∂⟨δ, y⟩/∂x = Wᵀ ∗ δ`` and
 ``∂⟨δ, y⟩/∂W = δ ⋆ x``: the derivative of each of the three is made of the other two. Written so,
 every second derivative runs on the kernels of the forward and the backward pass. torch's own double
-backward turns images into filters, which on a GPU took 1.6 times as long for a whole step.
+backward turns images into filters: a whole step takes 1.2 to 1.6 times as long on an H200 (1.36
+for VGG16-BN with TF32, 1.54 for VGG11-W64 without); on a CPU 1.04 times.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 The few channels of ``δ`` are laid out once for each tap of the filter, where a convolution would
 unfold the many of ``x``; what remains is a batched matrix product. (A convolution kernel would take
-as long for two channels as for dozens.)
+as long for two channels as for dozens.) With ``x`` unfolded in its place a whole step takes 1.4
+times as long on a CPU (VGG-BN-small), 1.5 to 2.1 times on an H200.
 """
 
 from __future__ import annotations
@@ -104,34 +105,19 @@ def _laid_out(delta: Tensor, windows: Windows) -> Tensor:
 
 
 def _overlaid(slope: Tensor, windows: Windows) -> Tensor:
-    """The adjoint of :func:`_laid_out`; ``Tensor.unfold`` has a slow one on every device."""
-    return (_folded if slope.is_cuda and len(windows[0]) == 2 else _tap_by_tap)(slope, windows)
+    """The adjoint of :func:`_laid_out`, tap by tap; ``Tensor.unfold`` has a slow one everywhere.
 
-
-def _folded(slope: Tensor, windows: Windows) -> Tensor:
-    """One kernel on a GPU, one number after the other on a CPU."""
+    ``F.fold`` takes images alone, and with it a step takes at most 4 % less.
+    """
     kernel, dilation, padding = windows
-    columns = slope.flatten(4).flatten(1, 3)
-    return F.fold(columns, _extent(slope, windows), kernel, dilation, padding)
-
-
-def _tap_by_tap(slope: Tensor, windows: Windows) -> Tensor:
-    """An addition for each tap."""
-    kernel, dilation, padding = windows
-    extent = _extent(slope, windows)
+    places = zip(slope.shape[2 + len(kernel) :], *windows, strict=True)
+    extent = [n + d * (k - 1) - 2 * p for n, k, d, p in places]
     sizes = [n + 2 * p for n, p in zip(extent, padding, strict=True)]
     total = slope.new_zeros(*slope.shape[:2], *sizes)
     both: tuple[Any, ...] = (slice(None), slice(None))
     for tap in itertools.product(*(range(size) for size in kernel)):
-        places = zip(tap, dilation, slope.shape[2 + len(kernel) :], strict=True)
-        under: tuple[Any, ...] = tuple(slice(t * d, t * d + n) for t, d, n in places)
+        starts = zip(tap, dilation, slope.shape[2 + len(kernel) :], strict=True)
+        under: tuple[Any, ...] = tuple(slice(t * d, t * d + n) for t, d, n in starts)
         total[both + under] += slope[both + tap]
     inside: tuple[Any, ...] = tuple(slice(p, p + n) for n, p in zip(extent, padding, strict=True))
     return total[both + inside]
-
-
-def _extent(slope: Tensor, windows: Windows) -> tuple[int, ...]:
-    """The spatial shape of what was laid out."""
-    places = slope.shape[2 + len(windows[0]) :]
-    each = zip(places, *windows, strict=True)
-    return tuple(n + d * (k - 1) - 2 * p for n, k, d, p in each)

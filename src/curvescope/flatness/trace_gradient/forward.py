@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
-from curvescope._checks import ModelError
 from curvescope._state import exclusive, held
+from curvescope.errors import CurvescopeError, ModelError
 from curvescope.flatness.trace_gradient.signs import Signs
 from curvescope.problem.calling import call_with
 
@@ -26,8 +26,8 @@ def run(model: Callable[..., Any], inputs: Any) -> Tensor:
         result = model(inputs)
     logits = result if isinstance(result, Tensor) else getattr(result, "logits", None)
     if not isinstance(logits, Tensor):
-        msg = f"the model's output must be a tensor or have .logits, got {type(result).__name__}"
-        raise ModelError(msg)
+        rule = "the output must be a tensor or have .logits"
+        raise ModelError("TraceRegularizer(model)", rule, given=type(result).__name__)
     return logits
 
 
@@ -59,6 +59,14 @@ def batch_norms_train(model: nn.Module) -> bool:
             isinstance(m, _BatchNorm) and (m.training or m.running_mean is None)
             for m in model.modules()
         )
+
+
+def trainable(where: str, model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that require grad, of which there must be one."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        raise CurvescopeError(where, "no parameter of the model requires grad")
+    return parameters
 
 
 def samples_of(X: Any) -> int:

@@ -47,6 +47,28 @@ def _gate(y: Tensor, threshold: float) -> LinearStep:
     return make_step(gate, gate, inplace=inplace)
 
 
+@rule(
+    aten.leaky_relu_backward.default, aten.rrelu_with_noise_backward.default,
+    aten.hardtanh_backward.default, aten.hardsigmoid_backward.default,
+    aten.hardshrink_backward.default, aten.softshrink_backward.default,
+    aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default,
+    aten._adaptive_avg_pool2d_backward.default, aten._adaptive_avg_pool3d_backward.default,
+    aten.adaptive_max_pool2d_backward.default, aten.adaptive_max_pool3d_backward.default,
+    aten.max_pool3d_with_indices_backward.default,
+    aten.reflection_pad1d_backward.default, aten.reflection_pad2d_backward.default,
+    aten.reflection_pad3d_backward.default, aten.replication_pad1d_backward.default,
+    aten.replication_pad2d_backward.default, aten.replication_pad3d_backward.default,
+)  # fmt: skip
+def _backward_of_piecewise_linear(call: Call) -> LinearStep:
+    """Linear in the gradient, which comes first; the input decides slopes and places only.
+
+    Both are constant almost everywhere. Differentiated in forward mode, torch would say so with a
+    tensor of zeros, and nobody could tell that nothing goes on from there.
+    """
+    run = call.run
+    return make_step(lambda t, *_: None if t is None else run({0: t}))
+
+
 @rule(aten.add.Tensor, aten.sub.Tensor)
 def _add(call: Call) -> LinearStep:
     named = call.leaves[2] if len(call.leaves) > 2 else 1
