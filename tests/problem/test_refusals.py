@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import curvescope as cs
 from curvescope.errors import MemoryLimitError
+from curvescope.flatness.minibatch import minibatch_metric
 from curvescope.problem import Problem
 from curvescope.problem.passes import Passes
 
@@ -145,6 +146,14 @@ def test_sparse_inputs(sparse: Callable[[Tensor], Tensor]) -> None:
         ROADS["hessian"](Problem(network(), [(sparse(X), y)]))
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_nested_inputs() -> None:
+    X = torch.nested.nested_tensor([torch.ones(4), torch.ones(3)])
+    for given in ((X, torch.tensor([0, 1])), [(X, torch.tensor([0, 1]))]):
+        with pytest.raises(cs.CurvescopeError, match=r"nested tensor.*to_padded_tensor"):
+            ROADS["value"](Problem(network(), given))
+
+
 def test_data_made_under_inference_mode_is_used() -> None:
     X, y = data()
     with torch.inference_mode():
@@ -184,6 +193,42 @@ def test_autocast(road: str) -> None:
     ):
         ROADS[road](problem)
     ROADS[road](problem)
+
+
+def trace_penalty() -> Tensor:
+    regularizer = cs.TraceRegularizer("ggn", weight=1.0, generator=generator())
+    return regularizer(network(), *data())
+
+
+def certificate() -> Any:
+    model = network()
+    initial = {name: t + 0.1 for name, t in model.state_dict().items()}
+    return cs.certify(model, initial, data(60), generator=generator(), slack=0.2)
+
+
+ELSEWHERE: dict[str, Callable[[], Any]] = {
+    "regularizer": trace_penalty,
+    "minibatch": lambda: minibatch_metric(network(), *data(), generator=generator()),
+    "train": lambda: cs.train(network(), data(), cs.Recipe(seed=0, epochs=1, batch_size=4)),
+    "certify": certificate,
+}
+
+
+@pytest.mark.parametrize("road", ELSEWHERE)
+def test_inference_mode_without_a_problem(road: str) -> None:
+    with (
+        torch.inference_mode(),
+        pytest.raises(cs.CurvescopeError, match=r"under torch\.inference_mode; leave it"),
+    ):
+        ELSEWHERE[road]()
+
+
+def test_a_certificate_under_autocast() -> None:
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        pytest.raises(cs.CurvescopeError, match=r"certify: torch\.autocast would round"),
+    ):
+        certificate()
 
 
 # Sizes --------------------------------------------------------------------------------------------

@@ -167,6 +167,45 @@ def test_the_model_is_as_before_after_an_error(
         _assert_same(key, after[key], value)
 
 
+class BreaksLater(nn.Module):
+    """Fails in one of its forward passes, after others that went well."""
+
+    def __init__(self, kind: str, at: int, error: type[BaseException]) -> None:
+        super().__init__()
+        model = MODELS[kind]()
+        for name, part in model.named_children():
+            self.add_module(name, part)  # with its flags
+        self.training = model.training
+        self.left, self.error = [at], error  # a list, for a number would be an attribute changed
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.left[0] -= 1
+        for part in self.children():
+            x = part(x)
+        if self.left[0] == 0:
+            raise self.error("broken on purpose")
+        return x
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("at", [2, 5])
+@pytest.mark.parametrize("road", sorted(set(ROADS) - {"rescale"}))  # which runs copies
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_model_is_as_before_after_an_error_in_the_middle(
+    kind: str, road: str, at: int, error: type[BaseException], tmp_path: Path
+) -> None:
+    model = BreaksLater(kind, at, error)
+    torch.manual_seed(5)
+    before = snapshot(model)
+    try:
+        ROADS[road](model, tmp_path)
+    except (KeyboardInterrupt, RuntimeError, cs.CurvescopeError) as raised:
+        assert "broken on purpose" in str(raised)  # noqa: PT017
+    after = snapshot(model)
+    for key, value in before.items():
+        _assert_same(key, after[key], value)
+
+
 # Training ------------------------------------------------------------------------------------
 
 

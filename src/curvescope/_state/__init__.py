@@ -10,6 +10,7 @@ from curvescope._state.switches import (
     differentiable,
     fast_precision,
     full_precision,
+    refuse_inference_mode,
     strict_precision,
     tuned_kernels,
     without_gradients,
@@ -18,6 +19,6 @@ from curvescope._state.undo import undone, uninterrupted
 
 __all__ = [
     "Mode", "copied", "differentiable", "evaluated", "exclusive", "fast_precision",
-    "forward_mode", "full_precision", "held", "in_training", "strict_precision", "tuned_kernels",
-    "undone", "uninterrupted", "watching", "without_gradients",
+    "forward_mode", "full_precision", "held", "in_training", "refuse_inference_mode",
+    "strict_precision", "tuned_kernels", "undone", "uninterrupted", "watching", "without_gradients",
 ]  # fmt: skip

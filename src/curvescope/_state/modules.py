@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from curvescope._state.guards import claimed, exclusive
+from curvescope._state.switches import refuse_inference_mode
 from curvescope._state.undo import undone
 
 Mode = Literal["eval", "norms train", "norms as they are", "train"]
@@ -55,6 +56,7 @@ def in_training(model: nn.Module) -> Iterator[None]:
     ...     print([module.training for module in model.modules()])
     [True, True, False]
     """
+    refuse_inference_mode("train")
     modules = list(model.modules())
     with claimed(model):
         before = [module.training for module in modules]

@@ -16,6 +16,7 @@ import torch
 from torch.backends import cuda
 
 from curvescope._state.undo import PutBack, undone
+from curvescope.errors import CurvescopeError
 
 
 class Shared:
@@ -87,6 +88,14 @@ def _only_math() -> None:
 _unfused = Shared(_kernels, _only_math)
 
 
+def refuse_inference_mode(where: str) -> None:
+    """Refuse to differentiate where torch keeps no graph, which cannot be switched back on."""
+    if torch.is_inference_mode_enabled():
+        rule = "nothing can be differentiated under torch.inference_mode"
+        remedy = "leave it, or use torch.no_grad, which does no harm here"
+        raise CurvescopeError(where, rule, remedy=remedy)
+
+
 @contextmanager
 def differentiable() -> Iterator[None]:
     """Gradients on, and attention by the kernel that has a second derivative; fused ones have none.
@@ -95,6 +104,7 @@ def differentiable() -> Iterator[None]:
     ...     torch.is_grad_enabled(), torch.backends.cuda.flash_sdp_enabled()
     (True, False)
     """
+    refuse_inference_mode("torch")
     with _gradients(enabled=True), _unfused():
         yield
 

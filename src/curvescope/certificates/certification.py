@@ -20,6 +20,7 @@ from curvescope.certificates.posterior import Posterior
 from curvescope.certificates.prior import State, Task, prepare
 from curvescope.certificates.request import Request, describe
 from curvescope.certificates.resume import Checkpoint, thinned
+from curvescope.problem.soundness import check_mode
 
 
 def certify(
@@ -90,11 +91,12 @@ def certify(
     >>> certificate.bound < 0.15, certificate.confidence.level
     (True, 0.965)
     """
+    device, dtype = home("certify", model)
+    check_mode("certify", device)
     request = describe(
         model, initial_state, data, generator=generator, method=method, test=test,
         confidence=confidence, slack=slack, prior_split=prior_split, prior_data=prior_data,
     )  # fmt: skip
-    device, dtype = home("certify", model)
     examples = as_examples("certify", data, device, dtype)
     check_labels("certify", model, examples)
     others = None if test is None else as_examples("certify", test, device, dtype)

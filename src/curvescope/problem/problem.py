@@ -258,7 +258,7 @@ class Problem:
         Backward passes belong inside as well, for models with checkpoints; ``variables`` are the
         names that :meth:`output` is called with there, those of the problem by default.
         """
-        check_mode(self.device)
+        check_mode("Problem", self.device)
         variables = self.params.shapes if variables is None else variables
         mode: _state.Mode = "norms train" if self.mode == "train" else "eval"
         notice = nullcontext() if self._checked else _state.watching(_AttentionNotice())

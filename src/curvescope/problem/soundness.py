@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from curvescope import _checks
+from curvescope import _checks, _state
 from curvescope.errors import CurvescopeError
 
 
@@ -65,16 +65,13 @@ def check_weights(model: nn.Module) -> None:
             raise CurvescopeError("Problem(model)", rule, remedy="the weights must be finite")
 
 
-def check_mode(device: torch.device) -> None:
+def check_mode(where: str, device: torch.device) -> None:
     """Refuse to evaluate where torch keeps no graph, or rounds as it sees fit."""
-    if torch.is_inference_mode_enabled():
-        rule = "nothing can be differentiated under torch.inference_mode"
-        remedy = "leave it, or use torch.no_grad, which does no harm here"
-        raise CurvescopeError("Problem", rule, remedy=remedy)
+    _state.refuse_inference_mode(where)
     if torch.is_autocast_enabled(device.type):
         rule = "torch.autocast would round the products of this model to another type"
         remedy = "leave it, and convert the model for products of lower precision"
-        raise CurvescopeError("Problem", rule, remedy=remedy)
+        raise CurvescopeError(where, rule, remedy=remedy)
 
 
 def check_batch(inputs: Any, target: Any, index: int) -> None:
@@ -82,6 +79,10 @@ def check_batch(inputs: Any, target: Any, index: int) -> None:
     for tensor in pytree.tree_leaves((inputs, target)):
         if not isinstance(tensor, Tensor):
             continue
+        if tensor.is_nested:
+            rule = f"batch {index} has a nested tensor, whose samples differ in size"
+            remedy = "pad them, with x.to_padded_tensor(0.0) and a mask if the model takes one"
+            raise CurvescopeError("Problem(data)", rule, remedy=remedy)
         if tensor.layout != torch.strided:
             rule = f"batch {index} has a sparse tensor ({tensor.layout})"
             raise CurvescopeError("Problem(data)", rule, remedy="convert it with x.to_dense()")
