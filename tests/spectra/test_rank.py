@@ -58,7 +58,7 @@ def vgg16_of_the_paper() -> nn.Module:
 
 
 def test_the_paper_s_vgg16() -> None:
-    """13,416 neurons and 1024 inputs: FF prints 577,600 (spec K.10)."""
+    """13,416 neurons and 1024 inputs: FF prints 577,600."""
     with torch.device("meta"):
         model = vgg16_of_the_paper()
     assert rank_bound(model, (1, 32, 32), 10) == 577_600
@@ -73,6 +73,16 @@ def test_counting_activations_and_leaving_the_model_alone() -> None:
     assert rank_bound(model, (3, 8, 8), 7, count="activations") == 4 * 7 * (144 + 7 + 192)
     assert (model.training, model[1].training, model[3].training) == (True, False, True)
     assert not model[0]._forward_hooks
+
+
+def test_weights_whose_neurons_are_not_counted_are_refused() -> None:
+    """They would make the bound too small."""
+    for layer in (nn.Bilinear(3, 3, 2), nn.LSTM(3, 2), nn.Embedding(4, 3)):
+        with pytest.raises(CurvescopeError, match=f"neurons of '1' .{type(layer).__name__}"):
+            rank_bound(nn.Sequential(nn.Linear(3, 3), layer), (3,), 2)
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(3, 5))
+    assert rank_bound(nn.Sequential(normed, nn.BatchNorm1d(5)), (3,), 2) == 4 * 2 * (5 + 3)
+    assert rank_bound(normed, (3,), 2) == 4 * 2 * (5 + 3)
 
 
 def test_misuse() -> None:

@@ -1,4 +1,4 @@
-"""Rescaling consecutive layers: the function stays, every Hessian measure moves (SH-5).
+"""Rescaling consecutive layers: the function stays, every Hessian measure moves.
 
 If ``σ(α x) = α σ(x)`` for ``α > 0`` (ReLU and everything else that is positively homogeneous),
 ``W₂ σ(W₁ x + b₁) + b₂`` is unchanged by ``W₁, b₁ → α W₁, α b₁`` and ``W₂ → W₂/α`` (Dinh et al.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from curvescope import _state
+from curvescope.errors import ModelError
 from curvescope.problem.batches import Batch
 
 MISTAKES = (
@@ -30,6 +31,19 @@ def decoder_inputs(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
     if "decoder_input_ids" in given or "decoder_inputs_embeds" in given:
         return {}
     return {"decoder_input_ids": prepare(labels=batch.target)}
+
+
+def output_of(where: str, result: Any) -> Tensor:
+    """What a model returned: a tensor, or its ``logits``."""
+    if isinstance(result, Tensor):
+        return result
+    logits = (
+        result.get("logits") if isinstance(result, Mapping) else getattr(result, "logits", None)
+    )
+    if isinstance(logits, Tensor):
+        return logits
+    rule = "the output must be a tensor or have .logits"
+    raise ModelError(where, rule, given=type(result).__name__)
 
 
 def call_with(

@@ -18,7 +18,7 @@ from curvescope import _checks, _state
 from curvescope.errors import CurvescopeError, ModelError
 from curvescope.identity import Snapshot, digest
 from curvescope.problem.batches import Batch, Batches
-from curvescope.problem.calling import MISTAKES, call_with, decoder_inputs
+from curvescope.problem.calling import MISTAKES, call_with, decoder_inputs, output_of
 from curvescope.problem.independence import apart
 from curvescope.problem.losses import Loss, LossAt, as_loss
 from curvescope.problem.losses.own import (
@@ -310,7 +310,9 @@ class Problem:
 
     def output(self, variables: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """``f(x; w)`` as a tensor, with everything but ``variables`` held constant."""
-        z = _tensor_of(self._call(variables, batch, decoder_inputs(self.model, batch)))
+        z = output_of(
+            "Problem(model)", self._call(variables, batch, decoder_inputs(self.model, batch))
+        )
         if not z.is_floating_point() or not z.requires_grad:
             rule = "the model's output does not depend on the chosen parameters"
             raise ModelError("Problem", rule)
@@ -505,19 +507,6 @@ def _other_tensors(loss: Loss | None, model: nn.Module) -> list[Tensor]:
     """The tensors of a loss that are not the model's."""
     own = {id(t) for t in _numbers(model)}
     return [] if loss is None else [t for t in loss.tensors() if id(t) not in own]
-
-
-def _tensor_of(result: Any) -> Tensor:
-    """The output itself, or its ``logits``."""
-    if isinstance(result, Tensor):
-        return result
-    logits = (
-        result.get("logits") if isinstance(result, Mapping) else getattr(result, "logits", None)
-    )
-    if isinstance(logits, Tensor):
-        return logits
-    rule = "the output must be a tensor or have .logits"
-    raise ModelError("Problem(model)", rule, given=type(result).__name__)
 
 
 def _refused(error: Exception, batch: Batch, dtype: torch.dtype) -> ModelError:

@@ -82,7 +82,7 @@ def _without_ghosts(nodes: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
 def neuron_rank_bound(neurons: Sequence[int], inputs: int, classes: int) -> int:
     """``4 · d_y · (Σ_l N_l + d_x)``: FF's bound of the rank of a network's Hessian (§3.2).
 
-    FF's VGG-16 counts a neuron per channel and 1024 inputs (spec K.10):
+    FF's VGG-16 counts a neuron per channel and 1024 inputs:
 
     >>> neuron_rank_bound([13416], inputs=1024, classes=10)
     577600
@@ -111,7 +111,7 @@ def path_rank_bound(neurons: Sequence[int], inputs: int) -> int:
 def rank_bound(
     model: nn.Module, input_shape: Sequence[int], classes: int, *, count: str = "channels"
 ) -> int:
-    """FF's rank bound for a model, its neurons counted in one forward pass (SP-8).
+    """FF's rank bound for a model, its neurons counted in one forward pass.
 
     Every layer of a known kind that the pass reaches counts once: ``count="channels"`` by
     its output features or channels, as FF does; ``"activations"`` by its output entries for one

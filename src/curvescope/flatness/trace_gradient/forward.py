@@ -11,9 +11,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 from curvescope._state import exclusive, held
-from curvescope.errors import CurvescopeError, ModelError
+from curvescope.errors import CurvescopeError
 from curvescope.flatness.trace_gradient.signs import Signs
-from curvescope.problem.calling import call_with
+from curvescope.problem.calling import call_with, output_of
 
 
 def run(model: Callable[..., Any], inputs: Any) -> Tensor:
@@ -24,11 +24,7 @@ def run(model: Callable[..., Any], inputs: Any) -> Tensor:
         result = model(*inputs)
     else:
         result = model(inputs)
-    logits = result if isinstance(result, Tensor) else getattr(result, "logits", None)
-    if not isinstance(logits, Tensor):
-        rule = "the output must be a tensor or have .logits"
-        raise ModelError("TraceRegularizer(model)", rule, given=type(result).__name__)
-    return logits
+    return output_of("TraceRegularizer(model)", result)
 
 
 @contextmanager
