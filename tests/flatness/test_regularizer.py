@@ -138,6 +138,17 @@ def test_a_model_that_changes_between_steps_is_seen() -> None:
     assert_within_standard_errors(values[:, None], exact, "value")
 
 
+def test_dropout_is_no_other_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its mask is a constant, so that no second derivative is taken in training mode either."""
+    layers = [nn.Linear(4, 6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 3)]
+    model = nn.Sequential(*layers).double().train()
+    _, X, y = case("mlp-relu")
+    monkeypatch.delattr(TraceRegularizer, "_quadratic_form")
+    regularizer = TraceRegularizer("hessian", weight=1.0, generator=generator())
+    with torch.random.fork_rng(devices=[]):
+        assert all(float(regularizer.objective(model, X, y).penalty) > 0 for _ in range(3))
+
+
 def test_one_probe_per_sample_has_less_variance_than_one_per_batch() -> None:
     """Against Hutchinson's ``vᵀ G v``, by far more than the ratio asserted."""
     model, X, y = case("mlp-relu", samples=32)
