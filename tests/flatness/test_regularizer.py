@@ -146,7 +146,8 @@ def test_dropout_is_no_other_function(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(TraceRegularizer, "_quadratic_form")
     regularizer = TraceRegularizer("hessian", weight=1.0, generator=generator())
     with torch.random.fork_rng(devices=[]):
-        assert all(float(regularizer.objective(model, X, y).penalty) > 0 for _ in range(3))
+        steps = [regularizer.objective(model, X, y) for _ in range(3)]
+    assert all(step.penalty.item() > 0 for step in steps)
 
 
 def test_one_probe_per_sample_has_less_variance_than_one_per_batch() -> None:
