@@ -165,7 +165,7 @@ def test_a_second_run_draws_nothing_again(mine: Path, monkeypatch) -> None:
     assert run(arguments) == 0
     original, written = page.write_report, []
 
-    def counted(path: Path, *, figures: bool) -> Path:
+    def counted(path: Path, *, figures: bool, extra: list) -> Path:
         written.append(figures)
         if figures:
             (path / "figures").mkdir()  # drawing them takes a while

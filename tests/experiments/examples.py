@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from curvescope import io
 from curvescope.data import dataset
-from curvescope.experiments.analyze import analyze, kind_of
+from curvescope.experiments.analyze import analyze
 from curvescope.experiments.configuration import Settings
 from curvescope.experiments.demo import Plan, Subject
+from curvescope.experiments.stages.plan import kinds_of
 from curvescope.experiments.store import RunDirectory, Stage
 from curvescope.problem import Problem
 
@@ -79,19 +80,21 @@ def quick_run(out: Path, *, seed: int = 0, **changes: Any) -> RunDirectory:
 
 def rewritten(path: Path, stage: str, change: Callable[[Stage[Any]], Stage[Any]]) -> None:
     """Store another result of a stage, as if it had been computed."""
-    run, kind = RunDirectory(path), Stage[kind_of(stage)]
-    io.save(run.folder(stage) / "result.json", change(run.stage(stage, kind_of(stage))), kind)
+    run = RunDirectory(path)
+    kind = kinds_of(run.config)[stage]
+    io.save(run.folder(stage) / "result.json", change(run.stage(stage, kind)), Stage[kind])
 
 
 def reconfigured(path: Path, **changes: Any) -> None:
     """Give a run another configuration, with all of its results."""
     run = RunDirectory(path)
-    results = {name: run.stage(name, kind_of(name)) for name in run.stages}
+    kinds = kinds_of(run.config)
+    results = {name: run.stage(name, kinds[name]) for name in run.stages}
     config = replace(run.config, **changes)
     io.save(path / "config.json", config)
     for name, stage in results.items():
         belongs = replace(stage, run=io.pack(config)["checksum"])
-        io.save(run.folder(name) / "result.json", belongs, Stage[kind_of(name)])
+        io.save(run.folder(name) / "result.json", belongs, Stage[kinds[name]])
 
 
 def failed(stage: Stage[Any]) -> Stage[Any]:

@@ -6,7 +6,8 @@ import pytest
 import torch
 from scipy import stats
 
-from curvescope.experiments.checks import Number, agree, plus_minus, reach
+from curvescope._numbers import plus_minus
+from curvescope.experiments.checks import Number, agree, reach
 from curvescope.experiments.stages.spectrum_checks import power_sum
 from curvescope.operators.simple import Diagonal
 from curvescope.spectra import eigenpairs, spectral_measure

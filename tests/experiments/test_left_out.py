@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from curvescope.errors import Inapplicable, MemoryLimitError
-from curvescope.experiments.analyze import analyze, stage_name
+from curvescope.experiments.analyze import analyze
 from curvescope.experiments.configuration import Settings
 from curvescope.experiments.stages import class_layers, class_structure
 from curvescope.experiments.stages import layers as layer_stage
 from curvescope.experiments.stages.class_structure import ClassFindings
 from curvescope.experiments.stages.layers import LayerFindings
+from curvescope.experiments.stages.plan import stage_name
 from curvescope.experiments.store import Finding, RunDirectory
 from curvescope.operators.gram import GramForm
 from curvescope.problem import Problem

@@ -15,9 +15,10 @@ from curvescope.experiments.stages.class_structure import ClassFindings
 from curvescope.experiments.stages.layers import LayerFindings
 from curvescope.experiments.stages.spectra import Spectrum
 from curvescope.experiments.store import Finding, RunDirectory, Stage
-from curvescope.figures import style
+from curvescope.figures import stages as pictures
+from curvescope.figures import structure, style
 from curvescope.figures.model import Panel, Picture
-from curvescope.reports import figures, pictures
+from curvescope.reports import figures
 from curvescope.reports.figures import figures_of, write_figures
 from curvescope.reports.page import write_report
 from tests.experiments.examples import rewritten
@@ -167,7 +168,7 @@ def test_spectra_have_bands_above_the_foot_and_every_curve_a_label(first: RunDir
     [([0.5, 30.0], "log"), ([2.0, 30.0], "linear"), ([1.1, 9.0], "linear"), ([], "linear")],
 )
 def test_a_logarithmic_axis_has_two_powers_of_ten_or_is_none(values, scale: str) -> None:
-    assert pictures.scaling(values) == scale
+    assert structure.scaling(values) == scale
 
 
 def test_a_layer(first: RunDirectory) -> None:

@@ -322,7 +322,7 @@ def test_a_run_of_a_later_version_says_so(runs: Path, tmp_path: Path) -> None:
     config = io.read_json(tmp_path / "a" / "config.json")
     io.write_json(tmp_path / "a" / "config.json", {**config, "format": 7})
     (run,) = find_runs(tmp_path)
-    assert run.state == "made by another version: 'config.json': has format 7, this version reads 2"
+    assert run.state == "made by another version: 'config.json': has format 7, this version reads 3"
     assert not run.whole
 
 

@@ -11,13 +11,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from curvescope._numbers import short
 from curvescope.cli.interrupts import stoppable
 from curvescope.cli.options import AsJson, DataSeed, Debug, Device, Quiet, Root, Seed, check_code
 from curvescope.cli.progress import Display
 from curvescope.errors import CurvescopeError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from curvescope.cli.inputs import Subject
+    from curvescope.experiments.stages.plan import Extra
     from curvescope.experiments.store import RunDirectory
     from curvescope.problem import Problem
 
@@ -59,6 +63,13 @@ def analyze(
             "--classes/--no-classes", show_default=False, help="Whether to look into the classes."
         ),
     ] = True,
+    extra: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CODE",
+            help="A stage of one's own: pkg.module:NAME or file.py:NAME; any number.",
+        ),
+    ] = None,
     samples: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Take so many random training samples.")
     ] = None,
@@ -105,11 +116,12 @@ def analyze(
     from curvescope.cli.pages import report_of
     from curvescope.experiments import analyze as recipe
     from curvescope.experiments.configuration import Settings
-    from curvescope.experiments.load import importable
+    from curvescope.experiments.load import importable, load_extra
 
     with importable(Path.cwd()):
         subject = _subject(run, model, weights, data, root=root, seed=data_seed)
         train, test = _problems(subject, loss, device, samples, batch_size, seed)
+        own = [load_extra(text) for text in extra or ()]
         names = {"data": subject.data.name}
         if subject.name:
             names["model"] = subject.name
@@ -125,15 +137,16 @@ def analyze(
                 test=test,
                 layers=None if layers is None else _listed(layers),
                 classes=classes,
+                extra=own,
                 settings=Settings(steps=steps, probes=probes),
                 names=names,
                 tell=display.stage,
                 progress=display.step,
             )
             display.stage("report")
-            report = report_of(result, figures=figures)
+            report = report_of(result, figures=figures, extra=own)
     if as_json:
-        typer.echo(json.dumps(_finite(_summary(result, report)), indent=2, allow_nan=False))
+        typer.echo(json.dumps(_finite(_summary(result, report, own)), indent=2, allow_nan=False))
     else:
         show(result, report, Console(highlight=False, soft_wrap=True))
     if not all(check.passed for _, check in result.checks()):
@@ -234,7 +247,7 @@ def show(run: RunDirectory, report: Path, console: Console) -> None:
     console.print(f"{model} ({overview.parameters:,} parameters) on {data}", markup=False)
     for split, fit in overview.fits.items():
         error = "" if fit.error is None else f"  error {fit.error:.2%}"
-        console.print(f"  {split:<5}  {fit.samples:,} samples  loss {fit.loss:.4g}{error}")
+        console.print(f"  {split:<5}  {fit.samples:,} samples  loss {short(fit.loss)}{error}")
     console.print(_table(run))
     checks = run.checks()
     failed = [check for _, check in checks if not check.passed]
@@ -260,23 +273,23 @@ def _table(run: RunDirectory) -> Table:
     return table
 
 
-def result_of(run: RunDirectory, stage: str) -> Any:
+def result_of(run: RunDirectory, stage: str, extra: Sequence[Extra] = ()) -> Any:
     """The result of a stage as plain JSON, large matrices by their shape."""
     from curvescope import io
-    from curvescope.experiments.analyze import kind_of
+    from curvescope.experiments.stages.plan import kinds_of
 
-    kind = kind_of(stage)
+    kind = kinds_of(run.config, extra)[stage]
     return io.readable(run.result(stage, kind), kind)
 
 
-def _summary(run: RunDirectory, report: Path) -> dict[str, Any]:
+def _summary(run: RunDirectory, report: Path, extra: Sequence[Extra]) -> dict[str, Any]:
     from curvescope import io
 
     return {
         "folder": str(run.path),
         "report": str(report),
         "config": io.encode(run.config)[0],
-        "stages": {name: result_of(run, name) for name in run.stages},
+        "stages": {name: result_of(run, name, extra) for name in run.stages},
         "seconds": {name: run.stage(name, Any).seconds for name in run.stages},
         "checks": [
             {"stage": stage, "statement": check.statement, "passed": check.passed}

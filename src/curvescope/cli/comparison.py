@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from curvescope import io
+from curvescope._numbers import plus_minus, short
 from curvescope.cli.staging import staged
 from curvescope.errors import CurvescopeError
-from curvescope.experiments.checks import plus_minus
 from curvescope.experiments.measured import MeasuredRun
 from curvescope.figures import style
 from curvescope.figures.draw import draw
@@ -118,7 +118,7 @@ def _shown(name: str, figure: Estimate[float] | None, *, errors: bool) -> str:
     curvature = name not in GENERALIZATION and not name.startswith("training")
     if errors and curvature and isfinite(figure.stderr):
         return plus_minus(figure.value, figure.stderr)
-    return f"{figure.value:.4g}"
+    return short(figure.value)
 
 
 def show(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
 from curvescope import figures, io, reports, studies
 from curvescope.experiments.demo import Demonstration
+from curvescope.experiments.stages.plan import Extra
 from curvescope.experiments.store import RunDirectory
 from curvescope.identity import code_digest, digest, file_digest
 from curvescope.reports import demonstration, page
@@ -16,19 +17,20 @@ from curvescope.reports import demonstration, page
 STAMP = ".report"
 
 
-def report_of(run: RunDirectory, *, figures: bool) -> Path:
+def report_of(run: RunDirectory, *, figures: bool, extra: Sequence[Extra] = ()) -> Path:
     """The report of an analysis: the page that is there, if it shows these results, or a new one.
 
     Args:
         run: The analysis.
         figures: Whether vector figures lie beside it; where matplotlib is missing they cannot.
+        extra: The stages of one's own that it shows.
     """
     drawn = figures and find_spec("matplotlib") is not None
-    stamp = _stamp(_sources(run), drawn)
+    stamp = _stamp(_sources(run), drawn, extra)
     target = run.path / "report.html"
     if not _shows(target, stamp) or (drawn and not (run.path / "figures").is_dir()):
         _forget(run.path)
-        target = page.write_report(run.path, figures=drawn)
+        target = page.write_report(run.path, figures=drawn, extra=extra)
         _remember(run.path, stamp)
     return target
 
@@ -55,10 +57,11 @@ def _sources(run: RunDirectory) -> list[Path]:
     return [run.path / "config.json", *results, *(file for file in others if file.is_file())]
 
 
-def _stamp(sources: Iterable[Path], drawn: bool) -> str:
+def _stamp(sources: Iterable[Path], drawn: bool, extra: Sequence[Extra] = ()) -> str:
     """What decides the contents of a report: its sources, and the code that writes it."""
     code = code_digest(reports, figures, studies)
-    return digest(metadata.version("curvescope"), drawn, code, [file_digest(f) for f in sources])
+    parts = [file_digest(file) for file in sources]
+    return digest(metadata.version("curvescope"), drawn, code, parts, list(extra))
 
 
 def _shows(target: Path, stamp: str) -> bool:

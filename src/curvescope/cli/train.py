@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from curvescope._checks import one_of
+from curvescope._numbers import short
 from curvescope.cli.interrupts import check, stoppable
 from curvescope.cli.options import AsJson, Debug, Device, Quiet, Root
 from curvescope.errors import CurvescopeError
@@ -209,7 +210,7 @@ def show(name: str, model: nn.Module, splits: NamedData, result: Trained, consol
     for split, fit in ((splits.train, result.train), (splits.test, result.test)):
         if fit is not None:
             wrong = round((1 - fit.accuracy) * len(split))
-            table.add_row(split.split, f"{fit.loss:.4g}", f"{fit.accuracy:.2%}", f"{wrong:,}")
+            table.add_row(split.split, short(fit.loss), f"{fit.accuracy:.2%}", f"{wrong:,}")
     console.print(table)
     if result.train is not None and result.train.accuracy < 1.2 / splits.train.classes:
         console.print(

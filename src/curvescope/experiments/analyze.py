@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +14,16 @@ from curvescope import io
 from curvescope._checks import positive_int
 from curvescope.errors import CurvescopeError
 from curvescope.experiments.configuration import Analysis, DataNote, ModelNote, Settings
-from curvescope.experiments.known import Summary
-from curvescope.experiments.stages import (
-    class_layers,
-    class_structure,
-    overview,
-    sharpness,
-    spectra,
-    summary,
-)
-from curvescope.experiments.stages import layers as layer_structure
-from curvescope.experiments.stages.class_layers import ClassLayerFindings
-from curvescope.experiments.stages.class_structure import ClassFindings
+from curvescope.experiments.stages import overview
 from curvescope.experiments.stages.context import Context, derived
-from curvescope.experiments.stages.layers import LayerFindings
-from curvescope.experiments.store import Finding, OpenRun, Outcome, RunDirectory, open_for_work
+from curvescope.experiments.stages.plan import Extra, Part, parts_of
+from curvescope.experiments.store import OpenRun, Outcome, RunDirectory, open_for_work
 from curvescope.identity import digest
 from curvescope.layers import kind_of as layer_kind_of
 from curvescope.operators.hessian import Hessian
 from curvescope.problem import Problem
 from curvescope.record.samples import first_samples
 from curvescope.spectra.control import Progress
-
-_LONGEST = 120
 
 
 def analyze(
@@ -49,6 +34,7 @@ def analyze(
     test: Problem | None = None,
     layers: Sequence[str] | None = None,
     classes: bool = True,
+    extra: Sequence[Extra] = (),
     settings: Settings | None = None,
     names: Mapping[str, str] | None = None,
     tell: Callable[[str], None] = lambda stage: None,
@@ -67,6 +53,7 @@ def analyze(
         test: The same network on its test data.
         layers: The layers to look into; all linear and convolutional ones if none are named.
         classes: Whether to look into the classes, where the loss has any.
+        extra: Stages of one's own, which come last; their code is part of the configuration.
         settings: How much work to do.
         names: What to call the ``"model"`` and the ``"data"`` in reports.
         tell: Called with a few words at the beginning of each stage.
@@ -89,33 +76,34 @@ def analyze(
     seed = positive_int("analyze", "seed", seed, minimum=0)
     settings = settings or Settings()
     chosen = choose_layers(problem, layers)
-    plan = stages_of(problem, chosen, classes=classes)
+    plan = [*parts_of(chosen, classes=classes and problem.loss.has_classes), *extra]
     config = Analysis(
-        stages=tuple(plan),
+        stages=tuple(part.name for part in plan),
         seed=seed,
         layers=chosen,
         settings=settings,
+        extra={part.name: part.measures for part in extra},
         **describe(problem, test, names or {}),
     )
     outputs = overview.outputs(problem)
     if not (Path(out) / "stages" / "overview" / "result.json").exists():
         _try_out(problem, test)  # what cannot be analyzed is refused before anything is written
 
-    def perform(run: OpenRun, stage: str, compute: Compute) -> None:
-        own = derived(seed, stage)
+    def perform(run: OpenRun, part: Part) -> None:
+        own = derived(seed, part.name)
 
         def work(folder: Path) -> Outcome[Any]:
-            return compute(
+            return part.compute(
                 Context(problem, test, run, settings, outputs, chosen, own, folder, progress)
             )
 
-        if not run.has(stage):
-            tell(stage)
-        run.compute(stage, kind_of(stage), work, seed=own, device=problem.device)
+        if not run.has(part.name):
+            tell(part.name)
+        run.compute(part.name, part.kind, work, seed=own, device=problem.device)
 
     with open_for_work(out, config) as run:
-        for stage, compute in plan.items():
-            perform(run, stage, compute)
+        for part in plan:
+            perform(run, part)
     return RunDirectory(out)
 
 
@@ -141,66 +129,6 @@ def _try_out(problem: Problem, test: Problem | None) -> None:
         except CurvescopeError as error:
             error.where = "test data"
             raise
-
-
-Compute = Callable[[Context], Outcome[Any]]
-
-
-def stages_of(problem: Problem, layers: Sequence[str], *, classes: bool) -> dict[str, Compute]:
-    """The stages of an analysis, in order, with what computes them."""
-    plan: dict[str, Compute] = {
-        "overview": overview.compute,
-        sharpness.NAME: sharpness.compute,
-    }
-    for name in spectra.MATRICES:
-        plan[f"spectrum-{name}"] = partial(spectra.compute, name=name)
-    for layer in layers:
-        plan[stage_name("layer", layer)] = partial(layer_structure.compute, layer=layer)
-    if classes and problem.loss.has_classes:
-        plan["classes"] = class_structure.compute
-        for layer in layers:
-            plan[stage_name("classes", layer)] = partial(class_layers.compute, layer=layer)
-    plan["summary"] = summary.compute
-    return plan
-
-
-_KINDS: dict[str, Any] = {
-    "overview": overview.Overview,
-    sharpness.NAME: sharpness.Sharpness,
-    "spectrum-": spectra.Spectrum,
-    "layer-": Finding[LayerFindings],
-    "classes": Finding[ClassFindings],
-    "classes-": Finding[ClassLayerFindings],
-    "summary": Summary,
-}
-
-
-def kind_of(stage: str) -> Any:
-    """What a stage results in.
-
-    >>> kind_of("spectrum-H").__name__
-    'Spectrum'
-    """
-    kind, dash, _ = stage.partition("-")
-    if kind + dash not in _KINDS:
-        remedy = "remove it from the configuration"
-        raise CurvescopeError("analyze", f"there is no stage {stage!r}", remedy=remedy)
-    return _KINDS[kind + dash]
-
-
-def stage_name(kind: str, layer: str) -> str:
-    """A folder's name for a layer's stage; no two layers have the same one.
-
-    What a folder's name should not hold stands there by its code, between two tildes; of a very
-    long name the beginning and a digest.
-
-    >>> stage_name("layer", "block1.conv1"), stage_name("layer", "a b"), stage_name("layer", "")
-    ('layer-block1.conv1', 'layer-a~20~b', 'layer-~')
-    """
-    plain = re.sub(r"[^A-Za-z0-9_.-]", lambda found: f"~{ord(found[0]):x}~", layer)
-    if len(plain) > _LONGEST:
-        plain = f"{plain[:_LONGEST]}~{digest(layer)[:32]}"
-    return f"{kind}-{plain or '~'}"
 
 
 def choose_layers(problem: Problem, layers: Sequence[str] | None) -> tuple[str, ...]:

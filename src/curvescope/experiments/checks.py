@@ -10,9 +10,10 @@ level, not an interval's: :meth:`curvescope.spectra.estimate.Estimate.interval` 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import erfc, floor, hypot, isfinite, log10, sqrt
+from math import erfc, hypot, sqrt
 
 from curvescope._checks import AnyFloat
+from curvescope._numbers import plus_minus
 from curvescope.spectra.estimate import student
 
 _DEVIATIONS = 4.0
@@ -98,37 +99,3 @@ def reach(a: Number, b: Number) -> float:
         return _DEVIATIONS
     degrees = sum(part for part, _ in parts) ** 2 / spread
     return round(student(erfc(_DEVIATIONS / sqrt(2)) / 2, degrees), 2)
-
-
-def plus_minus(value: float, stderr: float, *, keep: bool = False) -> str:
-    """Value and error to the same decimal, that of the error's second significant digit.
-
-    A value without an error has six significant digits (``keep`` keeps zeros at their end), and so
-    has one whose error is beyond the digits that anyone reads.
-
-    >>> plus_minus(12.34567, 0.0123), plus_minus(2.0, 0.0), plus_minus(5.6e-7, 1.2e-9)
-    ('12.346 ± 0.012', '2', '(5.600 ± 0.012)·10⁻⁷')
-    >>> plus_minus(7.773191, 9e-6)
-    '7.77319 ± 9·10⁻⁶'
-    """
-    if not isfinite(value) or not isfinite(stderr):
-        return _minus(f"{value:.6g} ± {stderr:g}")
-    if 0 < stderr < 1e-5 * abs(value):
-        error = plus_minus(float(f"{stderr:.1g}"), 0.0)
-        return f"{plus_minus(value, 0.0, keep=True)} ± {error}"
-    size = max(abs(value), stderr)
-    power = floor(log10(size)) if size else 0
-    scale = 1.0 if -4 <= power < 6 else 10.0**power
-    if stderr == 0:
-        text = f"{value / scale:{'#' if keep else ''}.6g}"
-    else:
-        decimals = min(max(1 - floor(log10(stderr / scale)), 0 if scale == 1 else 1), 12)
-        text = f"{value / scale:.{decimals}f} ± {stderr / scale:.{decimals}f}"
-    if scale == 1:
-        return _minus(text)
-    exponent = str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-    return _minus(f"({text})·10{exponent}" if stderr else f"{text}·10{exponent}")
-
-
-def _minus(text: str) -> str:
-    return text.replace("-", "−")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from curvescope._checks import finite_float, positive_int
@@ -70,7 +70,7 @@ class DataNote:
 class Analysis:
     """The configuration of an analysis: two with the same one have the same numbers."""
 
-    FORMAT: ClassVar[int] = 2
+    FORMAT: ClassVar[int] = 3
 
     stages: tuple[str, ...]
     seed: int
@@ -83,9 +83,13 @@ class Analysis:
     test: DataNote | None
     layers: tuple[str, ...]
     settings: Settings
+    extra: dict[str, str] = field(default_factory=dict)  # of one's own: name -> digest of its code
 
     def __post_init__(self) -> None:
         for name in self.stages:
             if not _STAGE.fullmatch(name) or len(name) > _LONGEST:
                 rule = "a stage has the name of a folder of its own"
                 raise CurvescopeError("Analysis", rule, given=repr(name[:40]))
+        if len(set(self.stages)) < len(self.stages):
+            twice = next(name for name in self.stages if self.stages.count(name) > 1)
+            raise CurvescopeError("Analysis", f"there are two stages with the name {twice!r}")

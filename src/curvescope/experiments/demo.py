@@ -15,6 +15,7 @@ from typing import Any
 
 from curvescope import io
 from curvescope._checks import positive_int
+from curvescope._numbers import short
 from curvescope.certificates import Certificate, posterior_method
 from curvescope.experiments import trained
 from curvescope.experiments.analyze import analyze
@@ -156,10 +157,10 @@ def column(run: RunDirectory) -> dict[str, str]:
     overview = run.result("overview", Overview)
     rows = {
         "parameters": f"{overview.parameters:,}",
-        "loss of these samples": f"{overview.train.loss:.4g}",
+        "loss of these samples": short(overview.train.loss),
     }
     if overview.test is not None:
-        rows["test loss"] = f"{overview.test.loss:.4g}"
+        rows["test loss"] = short(overview.test.loss)
         rows["test error"] = f"{100 * (overview.test.error or 0.0):.2f} %"
     for matrix, row in known(run).items():
         for quantity in (LARGEST, SMALLEST, TRACE):

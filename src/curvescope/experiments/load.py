@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from curvescope import io
 from curvescope.data import Dataset, dataset
 from curvescope.errors import CurvescopeError
+from curvescope.experiments.stages.plan import Extra
 from curvescope.networks.names import network
 from curvescope.problem.losses import Loss
 from curvescope.training.weights import load_weights
@@ -93,6 +94,15 @@ def load_loss(text: str) -> str | nn.Module | Callable[..., Tensor] | Loss:
     where = f"--loss {text!r}"
     found = _find(where, text)
     return _call(where, found) if isinstance(found, type) else found
+
+
+def load_extra(text: str) -> Extra:
+    """The stage of one's own that ``package.module:NAME`` or ``file.py:NAME`` stands for."""
+    where = f"--extra {text!r}"
+    found = _find(where, text)
+    if not isinstance(found, Extra):
+        raise CurvescopeError(where, "must name an Extra", given=type(found).__name__)
+    return found
 
 
 def read_weights(path: Path, model: nn.Module) -> None:

@@ -10,7 +10,8 @@ from typing import Literal, get_args
 import torch
 
 from curvescope._checks import AnyFloat
-from curvescope.experiments.checks import Number, plus_minus
+from curvescope._numbers import plus_minus
+from curvescope.experiments.checks import Number
 from curvescope.experiments.stages.spectra import MATRICES, Spectrum
 from curvescope.flatness.measures import CurvatureMeasures
 from curvescope.flatness.report import SharpnessReport

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Literal
 
 import torch
@@ -137,6 +138,11 @@ class Panel:
     linear: float | None = None  # of a symlog x axis
     note: str = ""
     alternate: Panel | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether everything stands at whole numbers: epochs, places, dimensions."""
+        return all(x == round(x) for curve in self.curves for x in curve.x if isfinite(x))
 
 
 @dataclass(frozen=True)

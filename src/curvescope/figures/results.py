@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import singledispatch
 from typing import Any
 
@@ -12,9 +13,10 @@ from torch import Tensor
 from curvescope.certificates.certificate import Certificate
 from curvescope.certificates.profile import Profile, variance_profile
 from curvescope.errors import CurvescopeError
-from curvescope.figures import spectra
-from curvescope.figures.model import Curve, Image, Panel, Picture, Scaling
+from curvescope.figures import spectra, structure
+from curvescope.figures.model import Curve, Panel, Picture, Scaling
 from curvescope.figures.sharpness import against_generalization
+from curvescope.figures.structure import GRAY
 from curvescope.flatness.comparison import Comparison
 from curvescope.flatness.degeneracy import DegeneracyHistory
 from curvescope.flatness.subsampling import SubsamplingStudy
@@ -24,17 +26,20 @@ from curvescope.spectra.convergence import LanczosBounds
 from curvescope.spectra.eigensolver import EigenPairs
 from curvescope.spectra.exact import ExactSpectrum
 from curvescope.spectra.measure import SpectralMeasure
+from curvescope.spectra.tridiagonal import Tridiagonal
 from curvescope.structure.autocorrelation import AutocorrelationStructure
-from curvescope.structure.clustering import Clusters, Embedding
+from curvescope.structure.class_factors import LayerApproximation
+from curvescope.structure.clustering import Clusters, Embedding, LogitClusters
 from curvescope.structure.correspondences import Correspondence, SingularStructure
+from curvescope.structure.full_hessian import FullApproximation
 from curvescope.structure.knockouts import HessianSplit, Knockouts
 from curvescope.structure.layers import LayerStatistics, MomentStatistics
-from curvescope.structure.outliers import SHARES, Attribution
+from curvescope.structure.logistic import MisclassificationStudy
+from curvescope.structure.outliers import Attribution
+from curvescope.structure.output_hessian import OutputTheory
 from curvescope.structure.overlaps import EigenComparison, PairwiseOverlap
 from curvescope.structure.prediction import OverlapPrediction
-
-_COLORS = {"global": 4, "class": 0, "cross": 1, "diagonal": 3, "within": 2}
-_GRAY = 6
+from curvescope.structure.traces import ClassTraces
 
 
 def picture(result: object) -> Picture:
@@ -51,6 +56,9 @@ def picture(result: object) -> Picture:
     if isinstance(result, Mapping):
         return _several(result)
     panels = tuple(_panels(result))
+    if not panels:
+        rule = f"there is nothing to draw in this {type(result).__name__}"
+        raise CurvescopeError("plot", rule)
     return Picture(type(result).__name__, "", panels, columns=min(len(panels), 3))
 
 
@@ -69,7 +77,7 @@ def _several(results: Mapping[Any, Any]) -> Picture:
     for name, result in results.items():
         for panel in picture(result).panels:
             title = f"{name}: {panel.title}" if panel.title else str(name)
-            panels.append(Panel(**{**vars(panel), "title": title}))
+            panels.append(replace(panel, title=title))
     return Picture("results", "", tuple(panels), columns=min(len(panels), 3))
 
 
@@ -78,18 +86,6 @@ def _panels(result: object) -> list[Panel]:
     known = ", ".join(sorted(kind.__name__ for kind in _panels.registry if kind is not object))
     rule = f"there is no picture of a {type(result).__name__}"
     raise CurvescopeError("plot", rule, remedy=f"there is one of {known}")
-
-
-def _scale(*values: Tensor) -> Scaling:
-    """Logarithmic where everything is positive and spans more than two powers of ten."""
-    numbers = torch.cat([v.flatten().double() for v in values])
-    if not len(numbers) or float(numbers.min()) <= 0:
-        return "linear"
-    return "log" if float(numbers.max() / numbers.min()) > 100 else "linear"
-
-
-def _positive(values: Tensor) -> Tensor:
-    return values[values > 1e-10 * values.max()] if len(values) else values
 
 
 # Spectra --------------------------------------------------------------------------------------
@@ -133,7 +129,16 @@ def _(result: ChebyshevMoments) -> list[Panel]:
 def _(result: EigenPairs) -> list[Panel]:
     low, high = result.values - result.residuals, result.values + result.residuals
     curve = Curve.of("± residual", None, result.values, low=low, high=high, kind="points")
-    return [Panel("", "index", "eigenvalue", (curve,), yscale=_scale(result.values, low))]
+    scale = structure.scaling(torch.cat([result.values, low]))
+    return [Panel("", "index", "eigenvalue", (curve,), yscale=scale)]
+
+
+@_panels.register
+def _(result: Tridiagonal) -> list[Panel]:
+    values, residuals = result.ritz()
+    low, high = values - residuals, values + residuals
+    curve = Curve.of("± residual", None, values, low=low, high=high, kind="points")
+    return [Panel("", "index", "Ritz value", (curve,))]
 
 
 @_panels.register
@@ -168,16 +173,32 @@ def _(result: OverlapPrediction) -> list[Panel]:
 
 @_panels.register
 def _(result: EigenComparison) -> list[Panel]:
-    values = (
-        Curve.of("true", None, result.true),
-        Curve.of("approximate", None, result.approximate),
-    )
-    scale = _scale(result.true, result.approximate)
-    overlap = (Curve.of("top eigenspaces", None, result.overlap),)
     return [
-        Panel("top eigenvalues", "index", "eigenvalue", values, yscale=scale),
-        Panel("top eigenspaces", "k", "overlap", overlap, ylim=(0.0, 1.05)),
+        structure.eigenvalues("top eigenvalues", result.true, result.approximate),
+        structure.overlaps(result.overlap),
     ]
+
+
+@_panels.register
+def _(result: OutputTheory) -> list[Panel]:
+    names = ("E[M]", "in closed form")
+    return [structure.eigenvalues(result.name, result.eigenvalues, result.predicted, names)]
+
+
+@_panels.register
+def _(result: FullApproximation) -> list[Panel]:
+    curve = Curve.of("approximate", None, result.values)
+    scale = structure.scaling(result.values)
+    return [Panel("", "index", "eigenvalue of H", (curve,), yscale=scale)]
+
+
+@_panels.register
+def _(result: MisclassificationStudy) -> list[Panel]:
+    curves = (
+        Curve.of("theorem 8.1", result.errors, result.predicted),
+        Curve.of("measured", result.errors, result.measured, kind="points"),
+    )
+    return [Panel("", "error", result.ratio, curves)]
 
 
 @_panels.register
@@ -188,9 +209,7 @@ def _(result: SingularStructure) -> list[Panel]:
 
 @_panels.register
 def _(result: Correspondence) -> list[Panel]:
-    symbol = {"input": "E[xxᵀ]", "output": "E[M]"}[result.side]
-    image = Image.of(result.matrix, low=0.0, high=1.0)
-    return [Panel("", "eigenvector", f"eigenvector of {symbol}", image=image)]
+    return [structure.correspondence(result.matrix, result.side)]
 
 
 @_panels.register
@@ -229,33 +248,44 @@ def _(result: Clusters) -> list[Panel]:
 def _groups(points: Tensor, centers: Tensor, name: str) -> tuple[Curve, ...]:
     """``points: [groups, members, 2]``, a color for each group, and their centers."""
     curves = [
-        Curve.of(f"{name} {i}", own[:, 0], own[:, 1], kind="points", color=i % _GRAY)
+        Curve.of(f"{name} {i}", own[:, 0], own[:, 1], kind="points", color=i % GRAY)
         for i, own in enumerate(points)
     ]
-    curves.append(Curve.of("centers", centers[:, 0], centers[:, 1], kind="points", color=_GRAY))
+    curves.append(Curve.of("centers", centers[:, 0], centers[:, 1], kind="points", color=GRAY))
     return tuple(curves)
 
 
 @_panels.register
 def _(result: Attribution) -> list[Panel]:
-    curves = []
-    for part in SHARES:
-        chosen = [i for i, maker in enumerate(result.maker) if maker == part]
-        if chosen:
-            places = torch.tensor(chosen)
-            curves.append(
-                Curve.of(
-                    f"{part} part",
-                    places + 1,
-                    result.values[places],
-                    kind="points",
-                    color=_COLORS[part],
-                )
-            )
-    ends, edge = [1, len(result.values)], [result.edge] * 2
-    curves.append(Curve.of("edge of the bulk", ends, edge, color=_GRAY, dash="dashed"))
-    scale = _scale(result.values)
-    return [Panel("who makes each eigenvalue", "index", "eigenvalue", tuple(curves), yscale=scale)]
+    return [structure.attribution(result)]
+
+
+@_panels.register
+def _(result: ClassTraces) -> list[Panel]:
+    parts = ("class", "cross", "diagonal", "within")
+    values = (result.class_, result.cross, result.diagonal, result.within)
+    curves = [
+        Curve.of(f"{part} part", None, each, kind="points", color=structure.PARTS[part])
+        for part, each in zip(parts, values, strict=True)
+    ]
+    curves.append(Curve.of("all", None, result.total, color=GRAY))
+    return [Panel("traces of each class", "class", "trace", tuple(curves))]
+
+
+@_panels.register
+def _(result: LayerApproximation) -> list[Panel]:
+    named = {"G": result.exact, "KFAC": result.kfac, "CFAC": result.cfac}
+    return [_overlaid(result.name, named)]
+
+
+@_panels.register
+def _(result: LogitClusters) -> list[Panel]:
+    named = {"by weight": result.weight, "by output": result.output}
+    return [
+        replace(panel, title=f"{words}, {panel.title}")
+        for words, clusters in named.items()
+        for panel in _panels(clusters)
+    ]
 
 
 @_panels.register
@@ -277,31 +307,23 @@ def _overlaid(title: str, named: Mapping[str, SpectralMeasure | ExactSpectrum]) 
         _density(name, s.density() if isinstance(s, SpectralMeasure) else s)
         for name, s in named.items()
     ]
-    return Panel(**{**vars(_density_panel(curves)), "title": title})
+    return replace(_density_panel(curves), title=title)
 
 
 @_panels.register
 def _(result: MomentStatistics) -> list[Panel]:
-    return [_moment("", result)]
+    return [structure.moment("", result.total, result.class_)]
 
 
 @_panels.register
 def _(result: LayerStatistics) -> list[Panel]:
+    features, errors = result.features, result.errors
     return [
-        _moment(f"{result.name}: features", result.features),
-        _moment(f"{result.name}: errors", result.errors),
+        structure.moment(f"{result.name}: features", features.total, features.class_),
+        structure.moment(
+            f"{result.name}: errors", errors.total, errors.class_, errors.class_and_cross
+        ),
     ]
-
-
-def _moment(title: str, result: MomentStatistics) -> Panel:
-    parts = {"all": result.total, "class part": result.class_}
-    curves = []
-    for name, values in parts.items():
-        shape = "line" if name == "all" else "points"
-        curves.append(Curve.of(name, None, _positive(values), kind=shape))  # type: ignore[arg-type]
-    return Panel(
-        title, "index", "eigenvalue", tuple(curves), yscale=_scale(_positive(result.total))
-    )
 
 
 # Sharpness and certificates -------------------------------------------------------------------
@@ -321,7 +343,7 @@ def _(result: DegeneracyHistory) -> list[Panel]:
         pair = [mass.pair.value for mass in masses]
         curves.append(Curve.of(f"{matrix.replace('_', '–')}, nearest two", at, pair))
     ends = [at[0], at[-1]]
-    curves.append(Curve.of("bound", ends, [result.predicted] * 2, color=_GRAY, dash="dashed"))
+    curves.append(Curve.of("bound", ends, [result.predicted] * 2, color=GRAY, dash="dashed"))
     return [Panel("", "epoch", "mass at zero", tuple(curves))]
 
 
@@ -337,7 +359,7 @@ def _(result: SubsamplingStudy) -> list[Panel]:
         curve = Curve.of("sub-samples", sizes, middle, low=middle - error, high=middle + error)
         level = getattr(result, whole).value
         ends = [sizes[0], sizes[-1]]
-        everything = Curve.of("all samples", ends, [level] * 2, color=_GRAY, dash="dashed")
+        everything = Curve.of("all samples", ends, [level] * 2, color=GRAY, dash="dashed")
         panels.append(Panel(label, "samples", label, (curve, everything), xscale="log"))
     return panels
 

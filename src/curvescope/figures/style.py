@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from curvescope._numbers import RAISED
 from curvescope.errors import CurvescopeError
 from curvescope.io import atomic
 
@@ -29,10 +30,7 @@ LINE = 1.3
 LEGEND = 8
 """The size of letters in legends."""
 
-_RAISED, _LOWERED = (
-    str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"),
-    str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉"),
-)
+_LOWERED = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 _NAMES = {"mnist": "MNIST", "cifar": "CIFAR", "fashion-mnist": "Fashion-MNIST"}
 
 _SETTINGS: dict[str, Any] = {
@@ -80,7 +78,7 @@ def pretty(text: str) -> str:
     >>> pretty("F-200^2 on mnist"), pretty("T-200^2_10, fc1"), pretty("fashion-mnist, cifar-10")
     ('F-200² on MNIST', 'T-200²₁₀, fc1', 'Fashion-MNIST, CIFAR-10')
     """
-    text = re.sub(r"\^(\d+)", lambda found: found[1].translate(_RAISED), text)
+    text = re.sub(r"\^(\d+)", lambda found: found[1].translate(RAISED), text)
     text = re.sub(r"(?<=[\d⁰¹²³⁴⁵⁶⁷⁸⁹])_(\d+)", lambda found: found[1].translate(_LOWERED), text)
     return re.sub(r"\b(fashion-mnist|mnist|cifar)\b", lambda found: _NAMES[found[1]], text)
 

@@ -17,8 +17,9 @@ from html import escape
 from itertools import pairwise
 from typing import Any
 
+from curvescope._numbers import short
 from curvescope.errors import CurvescopeError
-from curvescope.figures import numbers as ticks
+from curvescope.figures import ticks
 from curvescope.figures.model import Curve, Image, Panel
 
 NAMES = ("blue", "vermilion", "green", "orange", "purple", "sky", "gray")
@@ -30,6 +31,7 @@ _CYCLE = ("", "dashed", "dotted")
 _STROKE = 1.8
 _AREAS = ("filled", "bars")
 _FEW = 40  # points of a line that are marked
+_SINGLE = 20.0  # half the width of a bar that stands alone
 # Five points of cividis, which rises evenly in lightness and survives color blindness.
 _RAMP = ((0, 34, 78), (62, 80, 107), (124, 123, 120), (187, 173, 108), (254, 232, 56))
 
@@ -86,7 +88,7 @@ def _numbers(panel: Panel) -> dict[str, Any]:
             entry[key] = None if values is None else _digits(values, 5)
         series.append(entry)
     return {
-        "x": {"label": panel.xlabel, "log": panel.xscale == "log"},
+        "x": {"label": panel.xlabel, "log": panel.xscale == "log", "whole": panel.whole},
         "y": {
             "label": panel.ylabel,
             "log": panel.yscale == "log",
@@ -140,6 +142,7 @@ def _domain(panel: Panel) -> tuple[float, float]:
     """The horizontal axis from end to end, with some room; logarithms on a logarithmic axis."""
     places = [x for curve in _shown(panel) for x in curve.x if math.isfinite(x)]
     places += list((panel.lines or {}).values())
+    places += [x + s * _half(curve.x) for curve in _bars(panel) for x in curve.x for s in (-1, 1)]
     if panel.xscale == "log":
         places = [math.log10(x) for x in places if x > 0]
     low, high = min(places, default=0.0), max(places, default=1.0)
@@ -161,11 +164,21 @@ def _range(panel: Panel) -> tuple[float, float]:
         for y in values or ()
         if math.isfinite(y) and (y > 0 or not log)
     ]
+    heights += [0.0] * bool(_bars(panel) and not log)  # their heights are to be compared
     low, high = min(heights, default=1.0 if log else 0.0), max(heights, default=1.0)
     if log:
         return math.log10(max(low / 1.5, 1e-12 * high)), math.log10(1.8 * high)
     room = 0.05 * (high - low) or 0.1 * abs(high) or 1.0
-    return low - room, high + room
+    return (0.0 if low == 0 else low - room), high + room
+
+
+def _bars(panel: Panel) -> list[Curve]:
+    return [curve for curve in _shown(panel) if curve.kind == "bars"]
+
+
+def _half(places: Sequence[float]) -> float:
+    """Half the width of bars at these places, or of a single one."""
+    return 0.4 * min((b - a for a, b in pairwise(places)), default=1.0)
 
 
 # Elements -------------------------------------------------------------------------------------
@@ -189,7 +202,10 @@ def _view(panel: Panel, id: str, *, shown: bool) -> str:
 def _axes(frame: _Frame) -> str:
     panel, foot = frame.panel, HEIGHT - BOTTOM
     parts = []
+    whole = panel.whole and panel.xscale == "linear"
     for u, text in _ticks(frame.domain, (WIDTH - LEFT - RIGHT) / 64, panel.xscale):
+        if whole and u != round(u):
+            continue
         x = frame.x(10.0**u if panel.xscale == "log" else u)
         over = x + 3.4 * len(text) > WIDTH  # a label at the right end must not be cut off
         parts.append(_segment("grid", x, x, TOP, foot))
@@ -209,8 +225,8 @@ def _axes(frame: _Frame) -> str:
 
 def _ticks(ends: tuple[float, float], most: float, scale: str) -> list[tuple[float, str]]:
     if scale == "log":
-        return [(u, ticks.short(10.0**u, 3)) for u in ticks.decades(*ends, most=most)]
-    return [(u, ticks.short(u, 6)) for u in ticks.linear(*ends, most=most)]
+        return [(u, short(10.0**u, 3)) for u in ticks.decades(*ends, most=most)]
+    return [(u, short(u, 6)) for u in ticks.linear(*ends, most=most)]
 
 
 def _segment(name: str, x1: float, x2: float, y1: float, y2: float) -> str:
@@ -253,7 +269,7 @@ def _shapes(frame: _Frame, place: int, curve: Curve) -> str:
                 parts.append(_segment("whisker", x, x, frame.y(low), frame.y(high)))
         return "".join([*parts, *map(_dot, points)])
     if curve.kind == "bars":
-        half = 0.4 * min((b - a for (a, _), (b, _) in pairwise(points)), default=20.0)
+        half = _half([x for x, _ in points]) if len(points) > 1 else _SINGLE
         foot = HEIGHT - BOTTOM
         return "".join(
             f'<rect class="area" x="{x - half:.2f}" y="{y:.2f}" width="{2 * half:.2f}" '
@@ -341,7 +357,7 @@ def _heat_map(panel: Panel, image: Image) -> str:
     rows, columns = len(image.values), len(image.values[0])
     label = f"{panel.title}: {rows} rows, {columns} columns. Arrows read the entries."
     ramp = ", ".join(f"rgb{color}" for color in _RAMP)
-    low, high = ticks.short(image.low, 3), ticks.short(image.high, 3)
+    low, high = short(image.low, 3), short(image.high, 3)
     return (
         f'<div class="heat"><span class="heat-y">{escape(panel.ylabel)}</span>'
         f"{_numbering('rows', 'top', rows)}"

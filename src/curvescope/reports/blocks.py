@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from curvescope._numbers import short
 from curvescope.experiments.checks import Check
 from curvescope.figures import svg
 from curvescope.figures.model import Panel
@@ -156,25 +156,6 @@ def _charts(block: Block) -> Sequence[Chart]:
     return []
 
 
-def short(value: float | None, digits: int = 4) -> str:
-    """A number for a table.
-
-    >>> short(0.0123456), short(1234567.0), short(-3.2e-9), short(None)
-    ('0.01235', '1,234,567', '−3.2·10⁻⁹', '–')
-    """
-    if value is None or not math.isfinite(value):
-        return "–" if value is None else str(value)
-    if value < 0:
-        return f"−{short(-value, digits)}"
-    if value == 0 or 1e-4 <= abs(value) < 1e4:
-        return f"{value:.{digits}g}"
-    if 1e4 <= abs(value) < 1e9:
-        return f"{value:,.0f}"
-    power = math.floor(math.log10(abs(value)))
-    exponent = str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-    return f"{value / 10.0**power:.{digits}g}·10{exponent}"
-
-
 def factor(value: float) -> str:
     """A ratio; beyond all bounds where nothing but rounding is left below.
 
@@ -182,12 +163,3 @@ def factor(value: float) -> str:
     ('12.3', '∞')
     """
     return "∞" if value > 1e9 else short(value, 3)
-
-
-def percent(share: float | None) -> str:
-    """A share as a percentage.
-
-    >>> percent(0.1234), percent(None)
-    ('12.34 %', '–')
-    """
-    return "–" if share is None or not math.isfinite(share) else f"{100 * share:.2f} %"

@@ -10,7 +10,7 @@ from curvescope.experiments.known import known
 from curvescope.experiments.quantities import QUANTITIES
 from curvescope.experiments.stages import spectra
 from curvescope.experiments.store import RunDirectory
-from curvescope.reports import pictures
+from curvescope.figures import stages as pictures
 from curvescope.reports.blocks import Block, Chart, Section, Table
 from curvescope.reports.configuration import differing
 from curvescope.reports.runs import Found

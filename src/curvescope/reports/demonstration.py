@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from curvescope import io
+from curvescope._numbers import percent, short
 from curvescope.certificates.certificate import Certificate
 from curvescope.certificates.divergence import percent_upwards
 from curvescope.experiments.demo import Demonstration, column
@@ -14,20 +15,8 @@ from curvescope.experiments.quantities import LARGEST, SMALLEST
 from curvescope.experiments.stages import spectra
 from curvescope.experiments.stages.overview import Overview
 from curvescope.experiments.store import RunDirectory
-from curvescope.reports import pictures
-from curvescope.reports.blocks import (
-    Block,
-    Chart,
-    Checks,
-    Fold,
-    Links,
-    Pair,
-    Section,
-    Table,
-    Text,
-    percent,
-    short,
-)
+from curvescope.figures import stages as pictures
+from curvescope.reports.blocks import Block, Chart, Checks, Fold, Links, Pair, Section, Table, Text
 from curvescope.reports.page import fill, write_report
 from curvescope.reports.sections import certificate
 from curvescope.reports.sections.spectra import verdict

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -12,20 +12,22 @@ from curvescope.errors import CurvescopeError
 from curvescope.experiments.stages.class_layers import ClassLayerFindings
 from curvescope.experiments.stages.class_structure import ClassFindings
 from curvescope.experiments.stages.layers import LayerFindings
+from curvescope.experiments.stages.plan import Extra
 from curvescope.experiments.stages.spectra import Spectrum
 from curvescope.experiments.store import Finding, RunDirectory
+from curvescope.figures import stages as pictures
 from curvescope.figures import style
 from curvescope.figures.draw import draw
 from curvescope.figures.model import Picture
 from curvescope.identity import code_digest, digest
-from curvescope.reports import pictures
+from curvescope.reports.sections import own
 
 KINDS = ("svg", "pdf")
 DRAWN = ".drawn.json"
 """From what each figure was drawn: one that would come out the same is left as it is."""
 
 
-def write_figures(run: RunDirectory) -> list[Path]:
+def write_figures(run: RunDirectory, extra: Sequence[Extra] = ()) -> list[Path]:
     """Draw every figure that the finished stages allow into ``figures/``, and return their paths.
 
     Drawing takes most of a report's time, so that figures of the same numbers, drawn by the same
@@ -38,7 +40,7 @@ def write_figures(run: RunDirectory) -> list[Path]:
     drawn, code = _drawn(folder), _code()
     found: list[Path] = []
     gone = set(drawn)
-    for picture in figures_of(run):
+    for picture in (*figures_of(run), *figures_of_own(run, extra)):
         gone.discard(picture.name)
         paths = [folder / f"{picture.name}.{kind}" for kind in KINDS]
         stamp = digest(picture, code)
@@ -86,6 +88,13 @@ def figures_of(run: RunDirectory) -> Iterator[Picture]:
     matrices = {name: found for name, found in matrices.items() if not found.vanishes}
     if matrices:
         yield pictures.spectra("spectra", matrices)
+
+
+def figures_of_own(run: RunDirectory, extra: Sequence[Extra]) -> Iterator[Picture]:
+    """The charts in the sections of stages of one's own."""
+    for section in own.build(run, extra):
+        for chart in section.charts():
+            yield Picture(chart.id, chart.caption, (chart.panel,), columns=1)
 
 
 def _drawn(folder: Path) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from importlib import metadata, resources
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from curvescope import io
 from curvescope.errors import CurvescopeError
+from curvescope.experiments.stages.plan import Extra
 from curvescope.experiments.store import RunDirectory
 from curvescope.figures import style, svg
 from curvescope.reports.blocks import Section
@@ -19,11 +21,12 @@ from curvescope.reports.sections import (
     classes,
     layers,
     overview,
+    own,
     provenance,
     spectra,
 )
 
-_SECTIONS = (overview, spectra, layers, classes, certificate, provenance)
+_SECTIONS = (overview, spectra, layers, classes, certificate)
 _SCRIPTS = ("chart.js", "page.js")
 _LIGHT = {
     "blue": style.BLUE,
@@ -46,7 +49,9 @@ _DARK = {
 }
 
 
-def write_report(path: io.PathLike, *, figures: bool | None = None) -> Path:
+def write_report(
+    path: io.PathLike, *, figures: bool | None = None, extra: Sequence[Extra] = ()
+) -> Path:
     """Write ``report.html`` and ``figures/`` into a run directory, from what lies there alone.
 
     Unfinished runs get a report of what is there. The same directory gives the same file.
@@ -55,29 +60,32 @@ def write_report(path: io.PathLike, *, figures: bool | None = None) -> Path:
         path: A run directory.
         figures: Whether to draw the vector figures too, which takes most of the time; by default
             where matplotlib is installed.
+        extra: The stages of one's own that the run has, for their sections; those that are not
+            given are only named.
 
     Returns:
         The path of the report.
 
     Raises:
-        CurvescopeError: If it is no run directory, or jinja2 (or matplotlib, if asked for) is
-            missing.
+        CurvescopeError: If it is no run directory, jinja2 (or matplotlib, if asked for) is missing,
+            or the code of an extra stage has changed.
     """
     run = RunDirectory(path)
-    page = render(run)
+    page = render(run, extra=extra)
     if figures is None:
         figures = find_spec("matplotlib") is not None
     if figures:
-        write_figures(run)
+        write_figures(run, extra)
     target = run.path / "report.html"
     with io.atomic(target) as temporary:
         temporary.write_text(page, encoding="utf-8")
     return target
 
 
-def render(run: RunDirectory, *, home: str = "") -> str:
+def render(run: RunDirectory, *, home: str = "", extra: Sequence[Extra] = ()) -> str:
     """The report as HTML; ``home`` is the address of a list of runs, if there is one."""
-    sections = [section for module in _SECTIONS if (section := module.build(run)) is not None]
+    built = [section for module in _SECTIONS if (section := module.build(run)) is not None]
+    sections = [*built, *own.build(run, extra), provenance.build(run)]
     config = run.config
     heading = f"{config.model.name} on {config.data.name}"
     under = f"{config.loss.replace('_', '-')} loss, seed {config.seed}, {config.dtype}"

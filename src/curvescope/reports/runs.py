@@ -10,6 +10,7 @@ from math import isfinite
 from pathlib import Path
 
 from curvescope import io
+from curvescope._numbers import percent, short
 from curvescope.errors import CurvescopeError
 from curvescope.experiments.configuration import Analysis
 from curvescope.experiments.known import known
@@ -218,7 +219,7 @@ def _training(name: str, place: Path) -> Found:
 
 
 def _fit(split: str, loss: float, error: float | None) -> dict[str, str]:
-    numbers = {f"{split} loss": f"{loss:.4g}"}
+    numbers = {f"{split} loss": short(loss)}
     if error is not None and isfinite(error):  # a loss without right answers has none
-        numbers[f"{split} error"] = f"{100 * error:.2f} %"
+        numbers[f"{split} error"] = percent(error)
     return numbers

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 
 from curvescope import io
-from curvescope.figures import style
-from curvescope.figures.model import Curve, Dash, Panel, Scaling
+from curvescope._numbers import percent, short
+from curvescope.figures.training import course
 from curvescope.identity import file_digest
-from curvescope.reports.blocks import Block, Chart, Links, Pair, Section, Table, percent, short
+from curvescope.reports.blocks import Block, Chart, Links, Pair, Section, Table
 from curvescope.reports.configuration import settings_table
 from curvescope.reports.page import fill
 from curvescope.reports.sections import certificate
@@ -62,7 +61,7 @@ def _sections(run: TrainingFolder, analysis: str) -> list[Section]:
     seen, expected = _seen(run.config.recipe, epochs, result), _expected(epochs)
     sections = [Section("end", "How it ended", seen, expected, blocks, "What it should be.")]
     if epochs:
-        pictures = curves({"this run": epochs})
+        pictures = curves({"": epochs})
         sections.append(Section("curves", "Curves", blocks=[Pair(pictures)]))
     if (found := certificate.of_folder(run.path)) is not None:
         sections.append(found)
@@ -114,46 +113,12 @@ def _end(folder: Path, epochs: Sequence[Epoch], result: Result | None) -> Table:
 
 
 def curves(runs: Mapping[str, Sequence[Epoch]]) -> list[Chart]:
-    """Losses and accuracies of one or more runs; the test's are dashed beside the training's.
-
-    Args:
-        runs: Name in the legend -> epochs.
-    """
+    """Losses and accuracies of one or more runs; see :func:`curvescope.figures.training.course`."""
     charts = []
-    for quantity, words in (("loss", "Loss"), ("accuracy", "Accuracy")):
-        drawn: list[Curve] = []
-        for index, (name, epochs) in enumerate(runs.items()):
-            for key, label, dash in (
-                (quantity, f"{name}, training", _dash(index)),
-                (f"test_{quantity}", f"{name}, test", "dashed"),
-            ):
-                if (line := _line(epochs, key)) is not None:
-                    label = label.removeprefix("this run, ")
-                    drawn.append(replace(line, label=label, color=index, dash=dash))
-        if drawn:
-            positive = all(min(curve.y) > 0 for curve in drawn)
-            scale: Scaling = "log" if quantity == "loss" and positive else "linear"
-            panel = Panel(words, "epoch", quantity, tuple(drawn), yscale=scale)
-            note = (
-                f"Test {quantity} (dashed) is that of the weights after an epoch; training "
-                f"{quantity} is the mean over its steps, while they move."
-            )
-            charts.append(Chart(f"training-{quantity}", f"{words} of each epoch", panel, note))
+    for quantity, panel in course(runs).items():
+        note = (
+            f"Test {quantity} (dashed) is that of the weights after an epoch; training {quantity} "
+            "is the mean over its steps, while they move."
+        )
+        charts.append(Chart(f"training-{quantity}", f"{panel.title} of each epoch", panel, note))
     return charts
-
-
-def _dash(index: int) -> Dash:
-    """When the colors are used up, dots tell the next runs apart."""
-    return "dotted" if index // len(style.CYCLE) % 2 else ""
-
-
-def _line(epochs: Sequence[Epoch], key: str) -> Curve | None:
-    chosen = [
-        (epoch.epoch, y)
-        for epoch in epochs
-        if (y := getattr(epoch, key)) is not None and isfinite(y)  # a training may diverge
-    ]
-    if not chosen:
-        return None
-    x, y = zip(*chosen, strict=True)
-    return Curve.of("", x, y)

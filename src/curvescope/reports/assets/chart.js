@@ -22,7 +22,10 @@ const SUPERSCRIPTS = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴"
 function format(value, digits = 4) {
   if (value === 0) return "0";
   const power = Math.floor(Math.log10(Math.abs(value)) + 1e-9);
-  if (power >= -3 && power < 5) return String(Number(value.toPrecision(digits))).replace("-", "−");
+  if (power >= -3 && power < 5) {
+    const rounded = Math.abs(value) < 10 ** digits ? Number(value.toPrecision(digits)) : Math.round(value);
+    return String(rounded).replace("-", "−").replace(/^(−?\d{2})(\d{3})(?=\.|$)/, "$1,$2");
+  }
   const mantissa = Number((value / 10 ** power).toPrecision(digits));
   const front = mantissa === 1 ? "" : `${String(mantissa).replace("-", "−")}·`;
   return `${front}10${[...String(power)].map((c) => SUPERSCRIPTS[c]).join("")}`;
@@ -36,17 +39,25 @@ function linearTicks(low, high, most) {
   return places.map((v) => (Math.abs(v) < 1e-9 * step ? 0 : v));
 }
 
-// Places on an axis of decimal logarithms: whole decades, or 1, 2, 5 (or 1 … 9) of each.
+// Places on an axis of decimal logarithms: powers of ten, or as many marks in each as fit.
 function decadeTicks(low, high, most) {
-  if (high - low > 2.5) return linearTicks(low, high, most).filter(Number.isInteger);
-  const within = high - low > 0.8 ? [1, 2, 5] : [1, 2, 3, 4, 5, 6, 7, 8, 9], places = [];
-  for (let k = Math.floor(low); k <= high; k++) {
-    for (const m of within) {
-      const u = k + Math.log10(m);
-      if (u >= low && u <= high) places.push(u);
+  const among = (marks) => {
+    const places = [];
+    for (let k = Math.floor(low); k <= high; k++) {
+      for (const m of marks) {
+        const u = k + Math.log10(m);
+        if (u >= low - 1e-9 && u <= high + 1e-9) places.push(u);
+      }
     }
+    return places;
+  };
+  for (const marks of high - low <= 2.5 ? [[1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 5], [1, 3]] : []) {
+    const places = among(marks);
+    if (places.length > 1 && places.length <= most) return places;
   }
-  return places.length > 1 ? places : linearTicks(low, high, most);
+  const whole = among([1]), stride = Math.ceil(whole.length / most);
+  if (whole.length > 1) return whole.filter((k) => k % stride === 0);
+  return linearTicks(10 ** low, 10 ** high, most).filter((v) => v > 0).map(Math.log10);
 }
 
 const extent = (values) => values.reduce(([a, b], v) => [Math.min(a, v), Math.max(b, v)], [Infinity, -Infinity]);
@@ -157,6 +168,10 @@ class Chart {
     const wanted = (s, i) => (this.shown[i] || all) && !(bulk && (s.kind === "marks" || s.kind === "filled"));
     let xs = spec.series.filter(wanted).flatMap((s) => s.x.filter((x) => x !== null));
     if (!bulk) xs = xs.concat(spec.lines.map(([, x]) => x));
+    spec.series.filter((s) => s.kind === "bars").forEach((s) => {
+      const half = s.x.length > 1 ? 0.4 * Math.min(...s.x.slice(1).map((x, i) => x - s.x[i])) : 0.4;
+      xs = xs.concat(s.x.flatMap((x) => [x - half, x + half]));
+    });
     if (logX) xs = xs.filter((x) => x > 0).map(Math.log10);
     const [a, b] = xs.length ? extent(xs) : [0, 1], room = 0.02 * (b - a) || 0.5 * Math.abs(a) || 0.5;
     return [a - room, b + room];
@@ -225,6 +240,7 @@ class Chart {
         for (const key of ["y", "low", "high"]) if (series[key] && series[key][k] !== null) heights.push(series[key][k]);
       });
     });
+    if (!logY && spec.series.some((s, i) => s.kind === "bars" && this.shown[i])) heights.push(0);
     const [low, high] = heights.length ? extent(heights.filter((y) => !logY || y > 0)) : [0, 1];
     if (spec.y.limits && logY === spec.y.log) this.range = logY ? spec.y.limits.map(Math.log10) : spec.y.limits;
     else if (logY) this.range = [Math.log10(Math.max(low / 1.5, 1e-12 * high)), Math.log10(1.8 * high)];
@@ -246,6 +262,7 @@ class Chart {
       ? decadeTicks(low, high, most).map((u) => [10 ** u, format(10 ** u, 3)])
       : linearTicks(low, high, most).map((v) => [v, format(v, 6)]));
     for (const [value, text] of places(a, b, this.inner / 64, logX)) {
+      if (spec.x.whole && !logX && !Number.isInteger(value)) continue;
       const x = this.x(value), over = x + 3.4 * text.length > this.width;
       node("line", { class: "grid", x1: x, x2: x, y1: MARGIN.top, y2: this.foot }, axes);
       // A label at the right end must not be cut off.
@@ -282,7 +299,7 @@ class Chart {
     group.querySelectorAll("line.whisker").forEach((line, i) => set(line, {
       x1: list[i][0], x2: list[i][0], y1: this.y(series.low[i]), y2: this.y(series.high[i]) }));
     if (series.kind === "bars") {
-      const half = 0.4 * Math.min(20, ...list.slice(1).map(([x], i) => x - list[i][0]));
+      const half = list.length > 1 ? 0.4 * Math.min(...list.slice(1).map(([x], i) => x - list[i][0])) : 20;
       group.querySelectorAll("rect").forEach((bar, i) => set(bar, {
         x: list[i][0] - half, y: list[i][1], width: 2 * half, height: Math.max(this.foot - list[i][1], 0) }));
       return;

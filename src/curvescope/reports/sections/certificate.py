@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from curvescope._numbers import percent, short
 from curvescope.certificates.certificate import Certificate
 from curvescope.certificates.divergence import percent_upwards
 from curvescope.errors import CurvescopeError
 from curvescope.experiments.store import RunDirectory
 from curvescope.figures.model import Curve, Panel
-from curvescope.reports.blocks import Block, Chart, Section, Table, Text, percent, short
+from curvescope.reports.blocks import Block, Chart, Section, Table, Text
 
 FILE = "certificate.json"
 

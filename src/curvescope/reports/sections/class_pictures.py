@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from curvescope._numbers import percent, short
 from curvescope.experiments.stages.class_layers import ClassLayerFindings
-from curvescope.reports import pictures
-from curvescope.reports.blocks import Chart, Fold, Pair, Table, factor, percent, short
+from curvescope.figures import stages as pictures
+from curvescope.figures import structure
+from curvescope.reports.blocks import Chart, Fold, Pair, Table, factor
 from curvescope.reports.sections.subject import listed
 
 _OPEN = 1
@@ -70,7 +72,7 @@ def _below(layer: ClassLayerFindings) -> str:
 def _moment(layer: ClassLayerFindings, kind: str, id: str, name: str) -> Chart:
     """The eigenvalues of a second moment, with a word on those that are zero."""
     total = layer.moments[kind].total
-    zeros = int((total <= pictures.ROUNDING * total[0]).sum())
+    zeros = int((total <= structure.ROUNDING * total[0]).sum())
     note = ""
     if zeros:
         note = f"{zeros} of the first {len(total)} are zero up to rounding and not shown."

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from curvescope.experiments.stages.class_layers import ClassLayerFindings
 from curvescope.experiments.stages.class_structure import ClassFindings
 from curvescope.experiments.store import Finding, RunDirectory
-from curvescope.reports import pictures
+from curvescope.figures import stages as pictures
+from curvescope.figures import structure
 from curvescope.reports.blocks import Block, Chart, Pair, Section, Table, Text
 from curvescope.reports.sections.class_pictures import (
     layer_fold,
@@ -150,7 +151,7 @@ def _groups(whole: ClassFindings) -> Table:
 
 
 def _pictures(whole: ClassFindings) -> list[Chart]:
-    panel = pictures.attributed(whole)
+    panel = structure.attribution(whole.attribution)
     count = sum(len(curve.x) for curve in panel.curves if curve.kind == "points")
     caption = f"The {count} largest eigenvalues of G by the part that makes most of each"
     charts = [Chart("attribution", caption, panel)]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from curvescope._numbers import short
 from curvescope.experiments.stages.layers import LayerFindings
 from curvescope.experiments.stages.overview import Overview
 from curvescope.experiments.store import Finding, RunDirectory
-from curvescope.reports import pictures
-from curvescope.reports.blocks import Block, Chart, Fold, Pair, Section, Table, Text, factor, short
+from curvescope.figures import stages as pictures
+from curvescope.reports.blocks import Block, Chart, Fold, Pair, Section, Table, Text, factor
 from curvescope.reports.sections.subject import classes_of, count, has_batch_norm, span
 
 _OPEN = 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from curvescope._numbers import percent, short
 from curvescope.experiments.known import Table as Values
 from curvescope.experiments.known import known, of
 from curvescope.experiments.quantities import (
@@ -18,7 +19,7 @@ from curvescope.experiments.stages.overview import Overview
 from curvescope.experiments.stages.sharpness import sharpness_of
 from curvescope.experiments.store import RunDirectory
 from curvescope.flatness.report import SharpnessReport
-from curvescope.reports.blocks import Block, Section, Table, Text, percent, short
+from curvescope.reports.blocks import Block, Section, Table, Text
 from curvescope.reports.sections.subject import classes_of
 
 _NAMES = {"H": "H (Hessian)", "G": "G (Gauss–Newton)", "E": "E = H − G"}

@@ -7,13 +7,14 @@ from math import sqrt
 import torch
 from torch import Tensor
 
+from curvescope._numbers import percent, short
 from curvescope.experiments.known import Table as Values
 from curvescope.experiments.known import known
 from curvescope.experiments.quantities import FROBENIUS, LARGEST, SMALL, SMALLEST, Known
 from curvescope.experiments.stages.spectra import Spectrum, spectra_of
 from curvescope.experiments.store import RunDirectory
-from curvescope.reports import pictures
-from curvescope.reports.blocks import Block, Chart, Section, Table, Text, percent, short
+from curvescope.figures import stages as pictures
+from curvescope.reports.blocks import Block, Chart, Section, Table, Text
 from curvescope.reports.sections.subject import classes_of, listed, ordinal
 
 _GAP = 1.5

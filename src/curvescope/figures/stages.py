@@ -1,50 +1,29 @@
-"""The pictures of a run, from the results of its stages: on the page and as files."""
+"""The pictures of an analysis, from the results of its stages: on the page, in files, by plot."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from math import ceil, floor, log10
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from curvescope.experiments.stages.class_layers import ClassLayerFindings
 from curvescope.experiments.stages.class_structure import ClassFindings
 from curvescope.experiments.stages.layers import LayerFindings
 from curvescope.experiments.stages.spectra import Spectrum
 from curvescope.figures import spectra as spectrum_panels
-from curvescope.figures.model import Curve, Dash, Image, Kind, Panel, Picture, Scaling
-from curvescope.structure.outliers import SHARES
+from curvescope.figures import structure
+from curvescope.figures.model import Curve, Dash, Panel, Picture
+from curvescope.figures.results import register
 
 KINDS = {"true": "true", "approximate": "Kronecker"}
-PARTS = {"global": 4, "class": 0, "cross": 1, "diagonal": 3, "within": 2}
-"""The colors of the class parts, as indices of the style's cycle."""
-ROUNDING = 1e-10
-"""Eigenvalues below this part of the largest are zero up to rounding."""
 _FACTORS: dict[str, dict[str, Any]] = {
     "G": {"color": 1, "width": 1.8},
     "KFAC": {"color": 4, "dash": "dashed"},
     "CFAC": {"color": 0, "dash": "dotted"},
 }
 _DASHES: tuple[Dash, ...] = ("", "dashed", "dotted")
-_GRAY = 6
-_MOST = 150
-
-
-def scaling(values: Tensor | Sequence[float]) -> Scaling:
-    """Logarithmic where two powers of ten or more have a place between the values, else linear.
-
-    A logarithmic axis labels powers of ten: over less than that it would stand without numbers.
-
-    >>> scaling([0.5, 30.0]), scaling([2.0, 30.0]), scaling([0.0, 1e6])
-    ('log', 'linear', 'linear')
-    """
-    numbers = torch.as_tensor(values, dtype=torch.float64)
-    if not len(numbers) or float(numbers.min()) <= 0:
-        return "linear"
-    decades = floor(log10(float(numbers.max()))) - ceil(log10(float(numbers.min())))
-    return "log" if decades >= 1 else "linear"
 
 
 def spectra(name: str, found: Mapping[str, Spectrum]) -> Picture:
@@ -87,75 +66,36 @@ def layer(name: str, found: LayerFindings) -> Picture:
 
 def layer_values(found: LayerFindings) -> Panel:
     """The largest eigenvalues of a layer's Hessian and of its Kronecker product."""
-    title = found.name or "the model itself"
-    return Panel(
-        f"{title}: top eigenvalues", "index", "eigenvalue",
-        (
-            Curve.of("true Hessian", None, found.true),
-            Curve.of("Kronecker product", None, found.approximate),
-        ),
-        yscale=scaling(torch.cat([found.true, found.approximate])),
-    )  # fmt: skip
+    title = f"{found.name or 'the model itself'}: top eigenvalues"
+    names = ("true Hessian", "Kronecker product")
+    return structure.eigenvalues(title, found.true, found.approximate, names)
 
 
 def layer_shares(found: LayerFindings) -> Panel:
     """How far the two eigenspaces overlap, and how near each eigenvector is to rank one."""
-    return Panel(
-        "overlap and rank one", "k", "share",
-        (
-            Curve.of("overlap of the first k", None, found.overlap),
-            Curve.of("rank-one ratio of the k-th", None, found.ratio, kind="points"),
-        ),
-        ylim=(0.0, 1.05),
-    )  # fmt: skip
+    return structure.overlaps(found.overlap, found.ratio)
 
 
 def correspondence(found: LayerFindings, kind: str, side: str) -> Panel:
     """True or approximate eigenvectors against those of one Kronecker factor."""
-    symbol, size = {
-        "input": ("E[xxᵀ]", found.inputs),
-        "output": ("E[M]", found.outputs),
-    }[side]
-    matrix = found.correspondences[f"{kind} {side}"]
+    matrix, symbol = found.correspondences[f"{kind} {side}"], structure.FACTORS[side]
     rows, columns = matrix.shape
-    return Panel(
-        f"{KINDS[kind]} eigenvectors and {symbol}",
-        f"{KINDS[kind]} eigenvector, {columns} of {found.outputs * found.inputs:,}",
-        f"eigenvector of {symbol}, {rows} of {size:,}",
-        image=Image.of(matrix, low=0.0, high=1.0),
+    size = {"input": found.inputs, "output": found.outputs}[side]
+    title = f"{KINDS[kind]} eigenvectors and {symbol}"
+    panel = structure.correspondence(matrix, side, title=title, whose=KINDS[kind])
+    return replace(
+        panel,
+        xlabel=f"{panel.xlabel}, {columns} of {found.outputs * found.inputs:,}",
+        ylabel=f"{panel.ylabel}, {rows} of {size:,}",
     )
 
 
 def attribution(name: str, found: ClassFindings) -> Picture:
     """The largest eigenvalues of G by the part that makes most of each; knockouts if known."""
-    panels = [attributed(found)]
+    panels = [structure.attribution(found.attribution)]
     if len(found.whole):
         panels.append(knockouts(found))
     return Picture(name, "Class structure of G.", tuple(panels))
-
-
-def attributed(found: ClassFindings) -> Panel:
-    """The largest eigenvalues of G, each by the part that makes most of it."""
-    largest = float(found.attribution.values[0])
-    values = found.attribution.values[:_MOST]
-    values = values[values > ROUNDING * largest]
-    makers = found.attribution.maker[: len(values)]
-    curves = []
-    for part in SHARES:
-        chosen = [i for i, maker in enumerate(makers) if maker == part]
-        if chosen:
-            places, color = torch.tensor(chosen) + 1, PARTS[part]
-            label = f"{part} part"
-            curves.append(Curve.of(label, places, values[chosen], kind="points", color=color))
-    edge = found.attribution.edge
-    if edge > ROUNDING * largest:  # else there is no bulk
-        ends = [1, len(values)]
-        curves.append(Curve.of("edge of the bulk", ends, [edge] * 2, color=_GRAY, dash="dashed"))
-    shown = [y for curve in curves for y in curve.y]
-    return Panel(
-        "who makes each eigenvalue", "index", "eigenvalue of G", tuple(curves),
-        yscale=scaling(shown),
-    )  # fmt: skip
 
 
 def knockouts(found: ClassFindings) -> Panel:
@@ -163,16 +103,16 @@ def knockouts(found: ClassFindings) -> Panel:
 
     The curves lie over each other where a part does nothing: G is a broad one underneath.
     """
-    floor = ROUNDING * float(found.whole[0])
+    floor = structure.ROUNDING * float(found.whole[0])
     whole = found.whole[found.whole > floor]
-    curves = [Curve.of("G", None, whole, color=_GRAY, width=2.8)]
+    curves = [Curve.of("G", None, whole, color=structure.GRAY, width=2.8)]
     for place, (part, values) in enumerate(found.without.items()):
         rest = values[values > floor]
         label, dash = f"without the {part} part", _DASHES[place % len(_DASHES)]
-        curves.append(Curve.of(label, None, rest, color=PARTS[part], dash=dash))
+        curves.append(Curve.of(label, None, rest, color=structure.PARTS[part], dash=dash))
     return Panel(
         "G with a part taken away", "index", "eigenvalue", tuple(curves),
-        xscale=scaling([1.0, len(whole)]), yscale=scaling(whole),
+        xscale=structure.scaling([1.0, len(whole)]), yscale=structure.scaling(whole),
     )  # fmt: skip
 
 
@@ -211,15 +151,13 @@ def _with_zeros(matrix: str, found: ClassLayerFindings) -> str:
 
 def moment(found: ClassLayerFindings, kind: str) -> Panel:
     """The eigenvalues of a second moment and of its class parts, without those that are zero."""
-    title, values = found.name or "the model itself", found.moments[kind]
-    parts = [("all", values.total, 0), ("class part", values.class_, 1)]
-    if kind == "errors":
-        parts.insert(1, ("class and cross part", values.class_and_cross, 2))
-    curves = []
-    for label, each, color in parts:
-        positive = each[each > ROUNDING * float(values.total[0])]
-        if len(positive):
-            shape: Kind = "line" if label == "all" else "points"
-            curves.append(Curve.of(label, None, positive, kind=shape, color=color))
-    shown = torch.cat([torch.tensor(curve.y) for curve in curves])
-    return Panel(f"{title}: {kind}", "index", "eigenvalue", tuple(curves), yscale=scaling(shown))
+    values = found.moments[kind]
+    cross = values.class_and_cross if kind == "errors" else None
+    title = f"{found.name or 'the model itself'}: {kind}"
+    return structure.moment(title, values.total, values.class_, cross)
+
+
+register(Spectrum, lambda found: [spectra_panel({found.name: found})])
+register(LayerFindings, lambda found: list(layer("", found).panels))
+register(ClassFindings, lambda found: list(attribution("", found).panels))
+register(ClassLayerFindings, lambda found: list(class_layer("", found).panels))

@@ -1,0 +1,134 @@
+"""What an analysis consists of: its stages in order, each with its result and what computes it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from curvescope.errors import CurvescopeError
+from curvescope.experiments.configuration import Analysis
+from curvescope.experiments.known import Summary
+from curvescope.experiments.stages import (
+    class_layers,
+    class_structure,
+    layers,
+    overview,
+    sharpness,
+    spectra,
+    summary,
+)
+from curvescope.experiments.stages.context import Context
+from curvescope.experiments.store import Finding, Outcome
+from curvescope.identity import digest
+
+_LONGEST = 120
+_OURS = ("overview", "sharpness", "spectrum", "layer", "classes", "summary")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stage: its name, the type of its result, and what computes it."""
+
+    name: str
+    kind: Any
+    compute: Callable[[Context], Outcome[Any]]
+
+
+@dataclass(frozen=True)
+class Extra(Part):
+    """A stage of one's own, after all others, and the section of the report that shows it.
+
+    Args:
+        name: Of the stage and its folder.
+        kind: What the stage results in: a frozen dataclass of numbers, texts and tensors.
+        compute: Is given the problem and what earlier stages have found, and returns the result.
+        section: Makes a :class:`curvescope.reports.blocks.Section` of the result, without the
+            model.
+    """
+
+    section: Callable[[Any], Any]
+
+    def __post_init__(self) -> None:
+        """Refuse a name that would be taken for a stage of the library."""
+        if self.name.partition("-")[0] in _OURS:
+            rule = "`name` must not begin with that of one of curvescope's own stages"
+            raise CurvescopeError("Extra", rule, given=repr(self.name))
+
+    @property
+    def measures(self) -> str:
+        """A digest of the code that decides the result."""
+        return digest(self.name, self.kind, self.compute)
+
+
+def parts_of(chosen: Sequence[str], *, classes: bool) -> list[Part]:
+    """The stages of an analysis of these layers, in order."""
+    parts = [
+        Part("overview", overview.Overview, overview.compute),
+        Part(sharpness.NAME, sharpness.Sharpness, sharpness.compute),
+    ]
+    for name in spectra.MATRICES:
+        compute = partial(spectra.compute, name=name)
+        parts.append(Part(f"spectrum-{name}", spectra.Spectrum, compute))
+    kind: Any
+    for layer in chosen:
+        kind = Finding[layers.LayerFindings]
+        parts.append(Part(stage_name("layer", layer), kind, partial(layers.compute, layer=layer)))
+    if classes:
+        kind = Finding[class_structure.ClassFindings]
+        parts.append(Part("classes", kind, class_structure.compute))
+        for layer in chosen:
+            kind = Finding[class_layers.ClassLayerFindings]
+            by_class = partial(class_layers.compute, layer=layer)
+            parts.append(Part(stage_name("classes", layer), kind, by_class))
+    parts.append(Part("summary", Summary, summary.compute))
+    return parts
+
+
+def kinds_of(config: Analysis, extra: Sequence[Extra] = ()) -> dict[str, Any]:
+    """What each stage of a run results in, by its name.
+
+    Args:
+        config: Of the run.
+        extra: The stages that are not the library's.
+
+    Raises:
+        CurvescopeError: If one of the run's stages is neither the library's nor among ``extra``, or
+            an extra one has changed since it was measured.
+    """
+    check_extra(config, extra)
+    parts = {part.name: part.kind for part in (*parts_of(config.layers, classes=True), *extra)}
+    for name in config.stages:
+        if name not in parts:
+            rule = f"the stage {name!r} is not one of curvescope's own"
+            raise CurvescopeError("analyze", rule, remedy="give the code that made it with `extra`")
+    return {name: parts[name] for name in config.stages}
+
+
+def check_extra(config: Analysis, extra: Sequence[Extra]) -> None:
+    """Refuse stages of one's own that are not those of a run."""
+    for part in extra:
+        there = config.extra.get(part.name)
+        if there is None:
+            rule = f"the run has no stage {part.name!r}"
+            raise CurvescopeError("analyze(extra)", rule, remedy="analyze with it first")
+        if there != part.measures:
+            rule = f"the code of the stage {part.name!r} has changed since it was measured"
+            raise CurvescopeError("analyze(extra)", rule, remedy="analyze into another folder")
+
+
+def stage_name(kind: str, layer: str) -> str:
+    """A folder's name for a layer's stage; no two layers have the same one.
+
+    What a folder's name should not hold stands there by its code, between two tildes; of a very
+    long name the beginning and a digest.
+
+    >>> stage_name("layer", "block1.conv1"), stage_name("layer", "a b"), stage_name("layer", "")
+    ('layer-block1.conv1', 'layer-a~20~b', 'layer-~')
+    """
+    plain = re.sub(r"[^A-Za-z0-9_.-]", lambda sign: f"~{ord(sign[0]):x}~", layer)
+    if len(plain) > _LONGEST:
+        plain = f"{plain[:_LONGEST]}~{digest(layer)[:32]}"
+    return f"{kind}-{plain or '~'}"
