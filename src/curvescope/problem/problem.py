@@ -114,6 +114,7 @@ class Problem:
         if self._named is None:
             for target in self.data.targets:
                 self.loss.check_target(target)
+        self._ran = False  # whether the model has run once
         self._checked = False  # whether one full pass has looked at targets and outputs
         self._digests: dict[str, Any] = {}  # of the model and the data, once they were needed
         self.cache: dict[str, Any] = {}  # what others compute for this problem, gone with it
@@ -261,7 +262,7 @@ class Problem:
         check_mode("Problem", self.device)
         variables = self.params.shapes if variables is None else variables
         mode: _state.Mode = "norms train" if self.mode == "train" else "eval"
-        notice = nullcontext() if self._checked else _state.watching(_AttentionNotice())
+        notice = nullcontext() if self._ran else _state.watching(_AttentionNotice())
         with (
             _state.held(self.model, mode),
             _state.differentiable(),
@@ -329,11 +330,13 @@ class Problem:
         state.update({name: b.clone() for name, b in self.model.named_buffers()})
         args, kwargs = _arguments(self.model, batch.inputs)
         try:
-            return call_with(self.model, state, args, {**more, **kwargs})
+            z = call_with(self.model, state, args, {**more, **kwargs})
         except (CurvescopeError, torch.OutOfMemoryError):
             raise
         except MISTAKES as error:
             raise _refused(error, batch, self.dtype) from error
+        self._ran = True
+        return z
 
     def loss_at(self, z: Tensor, batch: Batch) -> LossAt:
         """The loss at an output, checked on the first pass over the data."""
