@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from curvescope.errors import CurvescopeError
 from curvescope.identity import Snapshot
@@ -15,8 +18,9 @@ from curvescope.operators.base import LinearOperator
 from curvescope.operators.gauss_newton import EmpiricalFisher, GaussNewton, MonteCarloFisher
 from curvescope.operators.hessian import Hessian
 from curvescope.problem import Problem
+from curvescope.spectra import trace
 from curvescope.training import Recipe, train
-from tests.identity.world import MODELS, first, samples, weight
+from tests.identity.world import MODELS, SETTINGS, first, samples, weight
 
 KEPT: dict[str, Callable[[Problem], LinearOperator]] = {
     "H": lambda p: Hessian(p, keep=True),
@@ -137,6 +141,237 @@ def test_a_change_that_is_taken_back_does_no_harm() -> None:
         product(A)
     weight(world.model).data.neg_()
     assert torch.equal(product(A), before)
+
+
+# What is no number: settings, hooks, modules, the loss --------------------------------------------
+
+
+@pytest.mark.parametrize("way", SETTINGS)
+@pytest.mark.parametrize("kept", KEPT)
+def test_another_setting_is_noticed_before_the_next_product(kept: str, way: str) -> None:
+    model = first().model
+    A = KEPT[kept](Problem(model, samples()))
+    product(A)
+    SETTINGS[way](model)
+    for use in (lambda: product(A), lambda: A.identity, lambda: A.plan() and product(A)):
+        with pytest.raises(CurvescopeError, match="has changed since the problem was first used"):
+            use()
+
+
+def test_a_setting_is_noticed_before_the_first_product_of_a_known_matrix(tmp_path: Any) -> None:
+    """The matrix was recognized as the one before, and its products would be those of now."""
+    model = first().model
+    A = Hessian(Problem(model, samples()), keep=False)
+    before = A.identity
+    model[1].eps = 0.5
+    generator = torch.Generator().manual_seed(0)
+    with pytest.raises(CurvescopeError, match="'eps' of BatchNorm1d has changed"):
+        trace(A, probes=2, generator=generator, checkpoint=tmp_path / "state")
+    assert Hessian(Problem(model, samples())).identity != before
+
+
+class Scaling(nn.Module):
+    """All kinds of things that its output depends on and that are no parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3).double()
+        self.table, self.options = [2.0, 3.0], {"factor": 2.0}
+        self.constant = torch.ones(3, dtype=torch.float64)
+        self.large = torch.ones(20_000, dtype=torch.float64)
+        self.part = Part()
+        self.apply = captured([1.0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        factor = self.table[1] * self.options["factor"] * self.part.factor * self.large[0]
+        out: Tensor = self.apply(factor * self.layer(x) * self.constant)
+        return out
+
+
+class Part:
+    factor: float = 1.0
+
+    def __init__(self) -> None:
+        self.factor = 2.0
+
+
+def captured(factors: list[float]) -> Callable[[Tensor], Tensor]:
+    return lambda x: factors[0] * x
+
+
+INSIDE: dict[str, Callable[[Any], object]] = {
+    "an element of a list": lambda m: m.table.__setitem__(1, 5.0),
+    "a value of a mapping": lambda m: m.options.update(factor=5.0),
+    "a tensor through .data": lambda m: m.constant.data.mul_(2),
+    "a tensor through NumPy": lambda m: np.multiply(m.constant.numpy(), 2, out=m.constant.numpy()),
+    "a large tensor": lambda m: m.large.mul_(2),
+    "another tensor": lambda m: setattr(m, "constant", 2 * m.constant),
+    "an object's attribute": lambda m: setattr(m.part, "factor", 5.0),
+    "another object": lambda m: setattr(m, "part", Part()),
+    "what a function captures": lambda m: m.apply.__closure__[0].cell_contents.__setitem__(0, 5.0),
+    "another function": lambda m: setattr(m, "apply", captured([1.0])),
+    "one attribute more": lambda m: setattr(m, "more", 1),
+    "one attribute less": lambda m: delattr(m, "large"),
+}
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("way", INSIDE)
+def test_what_attributes_hold_is_looked_into(way: str, keep: bool) -> None:
+    model = Scaling()
+    A = Hessian(Problem(model, samples()), keep=keep)
+    before = product(A)
+    assert torch.equal(product(A), before)
+    INSIDE[way](model)
+    with pytest.raises(CurvescopeError, match=r"of Scaling has changed since the problem was"):
+        product(A)
+
+
+class Remembering(nn.Module):
+    """Its forward writes down what it has seen, which decides nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3).double()
+        self.calls, self.past = 0, list[float]()
+        self.last: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.last = self.layer(x)
+        self.past.append(float(x.sum()))
+        return self.last
+
+
+@pytest.mark.parametrize("keep", [True, False, "auto"])
+def test_what_a_forward_writes_down_does_no_harm(keep: bool | str) -> None:
+    model = Remembering()
+    first_problem, other = (Problem(model, samples(), batch_size=size) for size in (None, 5))
+    A, B = Hessian(first_problem, keep=keep), Hessian(other, keep=keep)
+    before = product(A)
+    torch.testing.assert_close(product(B), before)
+    model(samples()[0])
+    torch.testing.assert_close(product(A), before)
+    torch.testing.assert_close(product(B), before)
+    model.layer.register_forward_hook(lambda module, inputs, output: 2 * output)
+    with pytest.raises(CurvescopeError, match="'_forward_hooks' of Linear has changed"):
+        product(A)
+
+
+def test_what_an_evaluation_finds_changed_is_not_excused() -> None:
+    model = first().model
+    problem = Problem(model, samples())
+    A = Hessian(problem, keep=True)
+    product(A)
+    model[1].eps = 0.5
+    with problem.evaluation():
+        model(samples()[0])
+    with pytest.raises(CurvescopeError, match="'eps' of BatchNorm1d has changed"):
+        product(A)
+
+
+class Tempered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor, self.part = 2.0, Part()
+        self.temperature = nn.Parameter(torch.ones((), dtype=torch.float64))
+
+    def forward(self, z: Tensor, y: Tensor) -> Tensor:
+        return self.factor * self.part.factor * F.cross_entropy(z * self.temperature, y)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda loss: setattr(loss, "factor", 3.0), "'factor' of Tempered has changed"),
+        (lambda loss: setattr(loss.part, "factor", 3.0), "'part' of Tempered has changed"),
+        (lambda loss: loss.temperature.data.mul_(2), "numbers that the loss refers to have changed"),
+    ],
+)
+@pytest.mark.parametrize("keep", [True, False])
+def test_another_loss_is_noticed(keep: bool, change: Callable[[Any], object], words: str) -> None:
+    loss = Tempered()
+    A = Hessian(Problem(first().model, samples(), loss), keep=keep)
+    product(A)
+    product(A)
+    change(loss)
+    with pytest.raises(CurvescopeError, match=words):
+        product(A)
+
+
+def test_torchs_own_losses_are_those_that_were_given() -> None:
+    loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
+    A = Hessian(Problem(first().model, samples(), loss), keep=False)
+    before, name = product(A), A.identity
+    loss.label_smoothing = 0.5
+    assert loss.weight is not None
+    loss.weight.mul_(torch.tensor([1.0, 1.0, 9.0]))
+    assert torch.equal(product(A), before)
+    assert A.identity == name
+
+
+# The data -----------------------------------------------------------------------------------------
+
+FORMS: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "a pair": lambda X, y: (X, y),
+    "batches": lambda X, y: [(X[:7], y[:7]), (X[7:], y[7:])],
+    "a data set": TensorDataset,
+    "a loader": lambda X, y: DataLoader(TensorDataset(X, y), batch_size=5),
+    "a loader of its own tensors": lambda X, y: DataLoader(Whole(X, y), batch_size=None),
+}
+
+
+class Whole(torch.utils.data.Dataset[Any]):
+    def __init__(self, X: Tensor, y: Tensor) -> None:
+        self.batch = X, y
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> Any:
+        return self.batch
+
+
+WRITES: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "an operation": lambda X, y: X.mul_(2),
+    "a view": lambda X, y: X[3].add_(1),
+    "labels": lambda X, y: y.copy_(y.flip(0)),
+    "through .data": lambda X, y: X.data.mul_(2),
+    "one number through .data": lambda X, y: X.data[0, 0].add_(1),
+    "through NumPy": lambda X, y: np.multiply(X.numpy(), 2, out=X.numpy()),
+    "labels through .data": lambda X, y: y.data.copy_(y.flip(0)),
+}
+
+
+@pytest.mark.parametrize("kept", ["H", "H, kept by itself", "H, streamed", "a layer's G", "G"])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("write", WRITES)
+def test_data_that_are_written_to_never_give_other_products(
+    write: str, form: str, kept: str
+) -> None:
+    """What is kept is in memory of its own; everything else is noticed."""
+    X, y = samples()
+    A = KEPT[kept](Problem(first().model, FORMS[form](X, y)))
+    before = product(A)
+    product(A)
+    WRITES[write](X, y)
+    try:
+        again = product(A)
+    except CurvescopeError as error:
+        assert "the data have changed" in str(error) or "passes over the data" in str(error)  # noqa: PT017
+    else:
+        assert "streamed" not in kept
+        torch.testing.assert_close(again, before)
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_data_that_are_written_to_after_they_were_named_are_refused(write: str) -> None:
+    X, y = samples()
+    A = Hessian(Problem(first().model, (X, y)), keep=True)
+    _ = A.identity
+    WRITES[write](X, y)
+    with pytest.raises(CurvescopeError, match=r"the data have changed|passes over the data"):
+        product(A)
 
 
 # Snapshots ----------------------------------------------------------------------------------------

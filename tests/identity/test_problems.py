@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from tests.identity.world import OTHER, SAME, World, first, samples
 
 NOT_THE_PROBLEM = {
     "another matrix of its shape", "seven times the matrix", "another seed", "another setting",
+    "a generator that went on",
 }  # fmt: skip
 
 
@@ -232,6 +234,25 @@ class Own(LinearOperator):
     def _matmat(self, X: Tensor) -> Tensor:
         self.columns += X.shape[1]
         return self.matrix @ X
+
+
+@pytest.mark.parametrize("known", [Diagonal, Hessian])
+def test_a_subclass_that_multiplies_otherwise_is_known_by_a_product(known: Any) -> None:
+    class Doubled(known):  # type: ignore[misc]
+        def _matmat(self, X: Tensor) -> Tensor:
+            return 2 * super()._matmat(X)
+
+    class Named(Doubled):
+        def _decided_by(self) -> tuple[object, ...]:
+            return "doubled", super()._decided_by()
+
+    given = Problem(first().model, samples()) if known is Hessian else dense(0)[0]
+    identities = {kind(given).identity for kind in (known, Doubled, Named)}
+    assert len(identities) == 3
+    assert [kind(given).identity_products for kind in (known, Doubled, Named)] == [0, 1, 0]
+    A = known(given)
+    A._matmat = lambda X: 3 * X
+    assert A.identity not in identities
 
 
 def test_a_users_operator_is_known_by_one_product_which_is_counted(tmp_path: object) -> None:

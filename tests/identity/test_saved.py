@@ -38,7 +38,7 @@ from curvescope.spectra import (
 from curvescope.studies.entry import Settings
 from curvescope.studies.trained import trained
 from curvescope.training import Recipe, train
-from tests.identity.world import MODELS, OTHER, SAME, World, first
+from tests.identity.world import MODELS, OTHER, SAME, SETTINGS, World, first
 
 Result = dict[str, Any]
 
@@ -117,16 +117,19 @@ def catalog_network(world: World, folder: Path) -> Result:
 
 
 NO_MATRIX = ("another matrix of its shape", "seven times the matrix")
-NO_MODEL = (*NO_MATRIX, "another network", "another activation", *MODELS)
+NO_MODEL = (*NO_MATRIX, "another network", "another activation", *MODELS, *SETTINGS)
 ROUNDED = ("one input's last bit",)  # inputs count as they are before rounding
 NO_LOSS = ("another loss of its name",)
+SEEDED = ("a generator that went on",)  # they take a seed, and make their generators from it
 
 THINGS: dict[str, Thing] = {
     **{f"checkpoint of {name}": Thing(run) for name, run in ESTIMATORS.items()},
-    "analysis": Thing(analysis, NO_MATRIX),
-    "training run": Thing(training_run, (*NO_MATRIX, *NO_LOSS), strict=True),
-    "part of a study": Thing(catalog_part),
-    "network of a study": Thing(catalog_network, (*NO_MODEL, *NO_LOSS, *ROUNDED), strict=True),
+    "analysis": Thing(analysis, (*NO_MATRIX, *SEEDED)),
+    "training run": Thing(training_run, (*NO_MATRIX, *NO_LOSS, *SEEDED), strict=True),
+    "part of a study": Thing(catalog_part, SEEDED),
+    "network of a study": Thing(
+        catalog_network, (*NO_MODEL, *NO_LOSS, *ROUNDED, *SEEDED), strict=True
+    ),
 }
 CELLS = [(t, w) for t, thing in THINGS.items() for w in OTHER if w not in thing.blind]
 KEPT = [(t, w) for t, thing in THINGS.items() for w in SAME if not thing.strict or "again" in w]

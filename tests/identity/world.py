@@ -46,6 +46,7 @@ class World:
     matrix: type[Hessian | GaussNewton] = Hessian
     factor: float = 1.0
     seed: int = 0
+    drawn: int = 0  # numbers that the generator has given before
     setting: int = 6  # of whatever is done: products, steps, epochs
     batch_size: int | None = None
 
@@ -57,7 +58,9 @@ class World:
         return A if self.factor == 1.0 else self.factor * A
 
     def generator(self) -> torch.Generator:
-        return torch.Generator().manual_seed(self.seed)
+        generator = torch.Generator().manual_seed(self.seed)
+        torch.rand(self.drawn, generator=generator)
+        return generator
 
 
 def first() -> World:
@@ -128,6 +131,44 @@ MODELS: dict[str, Callable[[nn.Module], object]] = {
 }
 
 
+def setting(model: nn.Module) -> None:
+    norm = model.get_submodule("1")
+    assert isinstance(norm, nn.BatchNorm1d)
+    norm.eps = 0.5
+
+
+def hook(model: nn.Module) -> None:
+    model.get_submodule("0").register_forward_hook(lambda module, inputs, output: 3 * output)
+
+
+def child(model: nn.Module) -> None:
+    model.set_submodule("2", nn.Sigmoid())
+
+
+def forward(model: nn.Module) -> None:
+    last = model.get_submodule("3")
+    assert isinstance(last, nn.Linear)
+    last.forward = lambda x: 5 * F.linear(x, last.weight, last.bias)  # type: ignore[method-assign]
+
+
+class Doubled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def kind(model: nn.Module) -> None:
+    model.get_submodule("0").__class__ = Doubled
+
+
+SETTINGS: dict[str, Callable[[nn.Module], object]] = {
+    "a module's setting": setting,
+    "a hook": hook,
+    "another child": child,
+    "another forward": forward,
+    "another class": kind,
+}
+
+
 # Other worlds, and the same one -------------------------------------------------------------------
 
 
@@ -153,8 +194,9 @@ OTHER: dict[str, Callable[[World], World]] = {
     "labels exchanged": labels_exchanged,
     "a sample twice": lambda w: replace(w, data=tuple(torch.cat([t, t[:1]]) for t in samples())),
     "another seed": lambda w: replace(w, seed=1),
+    "a generator that went on": lambda w: replace(w, drawn=1),
     "another setting": lambda w: replace(w, setting=7),
-    **{name: lambda w, c=change: with_model(w, c) for name, change in MODELS.items()},
+    **{name: lambda w, c=c: with_model(w, c) for name, c in {**MODELS, **SETTINGS}.items()},
 }
 
 

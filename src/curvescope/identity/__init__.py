@@ -7,6 +7,15 @@ memory. This folder is the only place in the package that hashes.
 
 from curvescope.identity.encoding import digest, row_digests
 from curvescope.identity.files import checksum, code_digest, file_digest
+from curvescope.identity.settings import Settings
 from curvescope.identity.snapshot import Snapshot
 
-__all__ = ["Snapshot", "checksum", "code_digest", "digest", "file_digest", "row_digests"]
+__all__ = [
+    "Settings",
+    "Snapshot",
+    "checksum",
+    "code_digest",
+    "digest",
+    "file_digest",
+    "row_digests",
+]

@@ -25,8 +25,8 @@ from curvescope.errors import CurvescopeError
 
 _STUDIES = "curvescope.studies."  # code with the settings of a study in it, unlike a library's
 _ROWS = 4096  # copied at a time
-_TORCHS_OWN = {*vars(nn.Module()), "_compiled_call_impl"}
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+TORCHS_OWN = {*vars(nn.Module()), "_compiled_call_impl"}
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _ABOUT = functools.WRAPPER_ASSIGNMENTS  # names and annotations, which decide nothing
 _DEFINED = (types.FunctionType, staticmethod, classmethod, property)
 
@@ -252,10 +252,10 @@ class _Encoder:
             self._put("part of network", name.encode())
             self.add(type(each))
             for key, value in sorted(vars(each).items()):
-                if key not in _TORCHS_OWN:
+                if key not in TORCHS_OWN:
                     self._put("attribute", key.encode())
                     self._lenient(value)
-            for kind in _HOOKS:
+            for kind in HOOKS:
                 for hook in getattr(each, kind).values():
                     self._put("hook", kind.encode())
                     self._lenient(hook)
@@ -299,7 +299,7 @@ class _Encoder:
                 self._parts_of_module(value, names)
         if not _in_library(function):
             self._bytecode(function.__code__)
-            for name in sorted(set(_globals_of(function.__code__))):
+            for name in sorted(set(globals_of(function.__code__))):
                 if name in function.__globals__:
                     self._put("global", name.encode())
                     self._lenient(function.__globals__[name])
@@ -322,13 +322,14 @@ class _Encoder:
         self.add((code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags))
 
 
-def _globals_of(code: types.CodeType) -> Iterator[str]:
+def globals_of(code: types.CodeType) -> Iterator[str]:
+    """The names that code looks up outside of itself, that of functions inside it included."""
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             yield str(instruction.argval)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _globals_of(constant)
+            yield from globals_of(constant)
 
 
 def _names_in(code: types.CodeType) -> Iterator[str]:

@@ -88,6 +88,14 @@ class LinearOperator(ABC):
         """All that decides the matrix, for :attr:`identity`; None where only a product can say."""
         return None
 
+    def _known_parts(self) -> tuple[object, ...] | None:
+        """What decides the matrix, unless a subclass multiplies otherwise and does not say how."""
+        kinds = [vars(self), *map(vars, type(self).__mro__)]
+        says = next(i for i, kind in enumerate(kinds) if "_decided_by" in kind)
+        products = ("_matmat", "_rmatmat")
+        silent = any(name in kind for name in products for kind in kinds[:says])
+        return None if silent else self._decided_by()
+
     @property
     def identity(self) -> str:
         """A digest by which this matrix is recognized, in this process or in another one.
@@ -102,7 +110,7 @@ class LinearOperator(ABC):
         >>> A.identity == Diagonal(torch.tensor([1.0, 2.0])).identity != (7 * A).identity
         True
         """
-        parts = self._decided_by()
+        parts = self._known_parts()
         if parts is None:
             fixed = torch.Generator().manual_seed(0)
             x = gaussian((self.shape[1], 1), fixed, self.dtype, self.device)
@@ -113,7 +121,7 @@ class LinearOperator(ABC):
     @property
     def identity_products(self) -> int:
         """How many products :attr:`identity` takes: one for each part that is not known."""
-        parts = self._decided_by()
+        parts = self._known_parts()
         if parts is None:
             return 1
         return sum(part.identity_products for part in parts if isinstance(part, LinearOperator))

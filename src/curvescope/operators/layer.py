@@ -176,16 +176,18 @@ class LayerSweep:
             raise CurvescopeError(msg)
         log.info("keeping the factors of layer %r: %s", layer, footprint)
         for matrix in self._missing(layer, mix):
-            walked = list(self._walk(layer, matrix, mix))
+            walked = list(self._walk(layer, matrix, mix, kept=True))
             terms = sum(count for _, count in walked)
             pieces = [factors for factors, _ in walked]
             del walked  # so that merging can let go of one after the other
             self._kept[layer, matrix] = (merged(pieces), terms)
 
-    def _walk(self, layer: str, matrix: OutputMatrix, mix: Mix) -> Iterator[tuple[Factors, float]]:
+    def _walk(
+        self, layer: str, matrix: OutputMatrix, mix: Mix, *, kept: bool = False
+    ) -> Iterator[tuple[Factors, float]]:
         """The factors of each batch and the weight of its loss terms."""
         total = 0.0
-        for batch in self.problem.batches():
+        for batch in self.problem.batches(own=kept):
             seen = capture(self.problem, batch, [layer])
             if mix.residual and not self._vanishes(layer, seen, batch):
                 msg = f"layers: the network behind layer {layer!r} is not piecewise linear"

@@ -62,8 +62,13 @@ class Batches:
             self.length = None
         if self.length == 0:
             raise _empty()
-        fixed = isinstance(self._data, list | tuple)  # tensors that are there, pass after pass
-        self._passes = None if fixed else Passes()
+        self._passes = Passes()
+        # Tensors that are there, pass after pass, and torch's count of the writes to their memory.
+        fixed = isinstance(self._data, list | tuple)
+        leaves = pytree.tree_leaves(list(self._data)) if fixed else []
+        self._written = [
+            (t, t._version) for t in leaves if isinstance(t, Tensor) and not t.is_inference()
+        ]
 
     @property
     def shuffles(self) -> bool:
@@ -72,32 +77,47 @@ class Batches:
             getattr(self._data, "sampler", None), RandomSampler
         )
 
+    def unwritten(self) -> bool:
+        """Whether no operation of torch has written to data given as tensors, as far as it counts.
+
+        What goes past the count, through ``.data`` or NumPy, is noticed by the next pass.
+        """
+        return all(t._version == count for t, count in self._written)
+
     def __iter__(self) -> Iterator[Batch]:
+        return self.walk()
+
+    def walk(self, *, own: bool = False) -> Iterator[Batch]:
+        """The batches; in memory of their ``own`` for whoever keeps what is made of them."""
         nothing = True
         notes: list[Tensor] = []
         for index, item in enumerate(self._data):
             nothing = False
             inputs, target = _pair(item)
             check_batch(inputs, target, index)
-            batch = Batch(self._move(inputs), self._move(target), index)
-            if self._passes is not None:
-                notes.append(self._passes.note((batch.inputs, batch.target)))
+            batch = Batch(self._move(inputs, own), self._move(target, own), index)
+            notes.append(self._passes.note((batch.inputs, batch.target)))
             yield batch
         if nothing:
             raise _empty()
-        if self._passes is not None and not self._passes.same(notes):
+        self._hold(notes)
+
+    def _hold(self, notes: list[Tensor]) -> None:
+        if not self._passes.same(notes):
             rule = f"two passes over the data disagree: {self.why_passes_differ()}"
             raise CurvescopeError("Problem(data)", rule)
 
     @property
     def rebatched(self) -> bool:
         """Whether a pass brought the samples of the first one in other batches."""
-        return self._passes is not None and self._passes.rebatched
+        return self._passes.rebatched
 
     def why_passes_differ(self) -> str:
         """The likely cause where two passes bring different samples."""
         if self.shuffles:
             return "the loader shuffles and its samples change (random augmentation?)"
+        if self._written:
+            return "its tensors were written to; build a new Problem for the new numbers"
         return "the data changes between passes (random augmentation or a consumed stream?)"
 
     def digests(self) -> tuple[str, str]:
@@ -108,16 +128,23 @@ class Batches:
         """
         samples: list[str] = []
         batches: list[str] = []
+        notes: list[Tensor] = []
         for item in self._data:
-            rows = _sample_digests(*_pair(item))
+            inputs, target = _pair(item)
+            rows = _sample_digests(inputs, target)
             samples += rows
             batches.append(digest(rows))
+            notes.append(self._passes.note((self._move(inputs), self._move(target))))
+        if notes:
+            self._hold(notes)
         return digest(sorted(samples)), digest(batches)
 
-    def _move(self, tree: Any) -> Any:
-        return pytree.tree_map_only(
-            Tensor, lambda t: _usable(t).to(self._device, non_blocking=True), tree
-        )
+    def _move(self, tree: Any, own: bool = False) -> Any:
+        def move(t: Tensor) -> Tensor:
+            moved = _usable(t).to(self._device, non_blocking=True)
+            return moved.clone() if own and t.device == self._device else moved
+
+        return pytree.tree_map_only(Tensor, move, tree)
 
 
 def _usable(t: Tensor) -> Tensor:

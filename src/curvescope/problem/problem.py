@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from curvescope import _checks, _state
 from curvescope.errors import CurvescopeError, ModelError
-from curvescope.identity import Snapshot, digest
+from curvescope.identity import Settings, Snapshot, digest
 from curvescope.problem.batches import Batch, Batches
 from curvescope.problem.calling import MISTAKES, call_with, decoder_inputs, output_of
 from curvescope.problem.independence import apart
@@ -59,8 +59,11 @@ class Problem:
     The problem describes the weights and buffers that the model has now. It keeps a copy of them,
     and everything that is computed for it compares them with that copy first: after a change on
     whatever way (an optimizer's step, ``load_state_dict``, a write through ``.data``) it refuses,
-    because an operator is one fixed matrix. The comparison takes about
-    1 % of a product over all parameters.
+    because an operator is one fixed matrix. From the first use on this is so for the settings,
+    hooks and children of modules and for what a callable loss is made of, too; what a forward
+    writes to its own module does not count. Data that are given as tensors are not copied: a
+    problem whose data were written to is refused, but what is kept of them is not touched by it.
+    The comparison takes about 1 % of a product over all parameters.
 
     >>> model = nn.Linear(2, 1, bias=False).double()
     >>> with torch.no_grad():
@@ -99,6 +102,7 @@ class Problem:
             self._snapshot = Snapshot(_numbers(model))
             self._loss_numbers = _other_tensors(self._loss, model)
             self._loss_snapshot = Snapshot(self._loss_numbers)
+            self._settings: Settings | None = None  # from the first use on
             self._parameters = list(model.named_parameters())
             # Where a forward pass may write to buffers.
             self._statistics = [m for m in model.modules() if mode == "train" and m._buffers]
@@ -120,11 +124,15 @@ class Problem:
         self.cache: dict[str, Any] = {}  # what others compute for this problem, gone with it
         self._companions: dict[Any, Any] = {}  # by class; see companion
 
-    def batches(self) -> Iterator[Batch]:
-        """The batches, on the model's device, in the data's own order."""
+    def batches(self, *, own: bool = False) -> Iterator[Batch]:
+        """The batches, on the model's device, in the data's own order.
+
+        They may lie in the caller's memory; whoever keeps what is made of them takes them in memory
+        of their ``own``, where nobody writes.
+        """
         if self._cut and not self._checked:
             self._check_cut()
-        yield from self.data
+        yield from self.data.walk(own=own)
         if self.data.rebatched and self._sees_batches:
             rule = f"two passes over the data disagree: {self._why_passes_differ()}"
             raise CurvescopeError("Problem(data)", rule)
@@ -175,6 +183,9 @@ class Problem:
         """Refuse to go on when the weights or buffers are not those the problem was built with."""
         with _state.exclusive(self.model):  # another thread's evaluation puts other buffers in
             same = self._snapshot.matches(_numbers(self.model))
+            if self._settings is None:
+                self._settings = Settings(self._described())
+            changed = self._settings.difference()
         if not same:
             rule = "the model's weights have changed since the problem was built"
             raise CurvescopeError("Problem", rule, remedy="build a new Problem for the new weights")
@@ -182,6 +193,20 @@ class Problem:
             rule = "the numbers that the loss refers to have changed since the problem was built"
             remedy = "build a new Problem for the new loss"
             raise CurvescopeError("Problem", rule, remedy=remedy)
+        if changed is not None:
+            rule = f"{changed} has changed since the problem was first used"
+            raise CurvescopeError("Problem", rule, remedy="build a new Problem for what is there")
+        if not self.data.unwritten():
+            rule = "the data have changed since the problem was built"
+            raise CurvescopeError("Problem", rule, remedy="build a new Problem for the new data")
+
+    def _described(self) -> list[object]:
+        """All modules, and the loss with those that it is made of."""
+        modules: list[object] = list(self.model.modules())
+        if self._loss is None:
+            return modules
+        parts = [part for part in vars(self._loss).values() if isinstance(part, nn.Module)]
+        return [*modules, self._loss, *(module for part in parts for module in part.modules())]
 
     @property
     def loss(self) -> Loss:
@@ -267,6 +292,7 @@ class Problem:
             _state.held(self.model, mode),
             _state.differentiable(),
             notice,
+            nullcontext() if self._settings is None else self._settings.evaluation(),
             self._as_called(variables),
         ):
             yield

@@ -276,7 +276,7 @@ class Sweep:
             self._keeping.release()
 
     def _linearize_all(self, keep: str | bool, second_order: bool) -> Kept:
-        batches = self.problem.batches()
+        batches = self.problem.batches(own=True)
         first = self._first(next(batches), second_order)
         footprint = self._footprint(first)
         total = footprint.total_bytes
