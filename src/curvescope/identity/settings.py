@@ -89,7 +89,9 @@ class _Thing:
         self.owner, self.kind = owner, type(owner)
         is_module = isinstance(owner, nn.Module)
         self.written = _WRITTEN.setdefault(owner, set()) if is_module else set()
-        self._torchs = TORCHS_OWN if is_module else ()
+        self._torchs: set[str] = {*TORCHS_OWN} if is_module else set()
+        if isinstance(owner, nn.RNNBase):
+            self._torchs |= {"_flat_weights", "_flat_weight_refs"}  # its parameters once more
         self.now: dict[str, dict[str, Any]] = {"": vars(owner)}
         if is_module:
             self.now.update({name: vars(owner)[name] for name in _STRUCTURE})
@@ -141,8 +143,6 @@ def _look(value: Any, outside: tuple[object, ...] = ()) -> Any:
     """Plain values and the objects that they lead to; equal for what is the same."""
     if _plain(value):
         return type(value), value
-    if isinstance(value, weakref.ref):  # torch makes them anew for recurrent layers
-        return weakref.ref
     if any(value is each for each in outside) or len(outside) > _DEEP:
         return _Same(value)
     into = functools.partial(_look, outside=(*outside, value))
