@@ -285,7 +285,10 @@ class Tempered(nn.Module):
     [
         (lambda loss: setattr(loss, "factor", 3.0), "'factor' of Tempered has changed"),
         (lambda loss: setattr(loss.part, "factor", 3.0), "'part' of Tempered has changed"),
-        (lambda loss: loss.temperature.data.mul_(2), "numbers that the loss refers to have changed"),
+        (
+            lambda loss: loss.temperature.data.mul_(2),
+            "numbers that the loss refers to have changed",
+        ),
     ],
 )
 @pytest.mark.parametrize("keep", [True, False])

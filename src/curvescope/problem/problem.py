@@ -206,7 +206,7 @@ class Problem:
         if self._loss is None:
             return modules
         parts = [part for part in vars(self._loss).values() if isinstance(part, nn.Module)]
-        return [*modules, self._loss, *(module for part in parts for module in part.modules())]
+        return [*modules, *(module for part in parts for module in part.modules()), self._loss]
 
     @property
     def loss(self) -> Loss:
