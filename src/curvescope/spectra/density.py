@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from curvescope import _checks
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.spectra.estimate import Samples, quantile
 
 

@@ -10,7 +10,8 @@ from typing import Annotated, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from curvescope._checks import NOT_FINITE, AnyFloat, CurvescopeError
+from curvescope._checks import NOT_FINITE, AnyFloat
+from curvescope.errors import CurvescopeError
 from curvescope.spectra.control import Status
 
 T = TypeVar("T", float, Tensor)

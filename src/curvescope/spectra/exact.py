@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from curvescope import _checks
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.operators.base import LinearOperator
 from curvescope.spectra.control import require_finite, require_symmetric
 from curvescope.spectra.density import Curve
