@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
-from curvescope.errors import CurvescopeError as CurvescopeError
-from curvescope.errors import Inapplicable as Inapplicable
-from curvescope.errors import MemoryLimitError as MemoryLimitError
-from curvescope.errors import ModelError as ModelError
-from curvescope.errors import mention
+from curvescope.errors import CurvescopeError, mention
 
 if TYPE_CHECKING:  # the command line needs the errors before torch, which takes a second or two
     import torch

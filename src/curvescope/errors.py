@@ -33,7 +33,7 @@ class CurvescopeError(ValueError):
     def __init__(
         self,
         where: str,
-        rule: str | None = None,
+        rule: str,
         *,
         given: object = None,
         remedy: str | None = None,
@@ -47,13 +47,11 @@ class CurvescopeError(ValueError):
         self.remedy_cli = remedy_cli
 
     def __str__(self) -> str:
-        if self.rule is None:
-            return self.where
         return f"{self.where}: {self.after_where()}"
 
     def after_where(self) -> str:
         """The sentence for a reader who knows already what it is about."""
-        return sentence(plain(self.rule or ""), self.given, plain(self.remedy or ""))
+        return sentence(plain(self.rule), self.given, plain(self.remedy or ""))
 
 
 class ModelError(CurvescopeError):

@@ -46,7 +46,11 @@ def test_a_wrong_argument_is_one_sentence_and_code_2(capsys, arguments, named) -
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(CurvescopeError("[bold] is kept"), 2), (RuntimeError("boom"), 1), (KeyboardInterrupt(), 130)],
+    [
+        (CurvescopeError("[bold]", "stays"), 2),
+        (RuntimeError("boom"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
 )
 def test_failures_become_one_sentence(monkeypatch, capsys, error, code) -> None:
     def fail(*arguments: object, **settings: object) -> None:

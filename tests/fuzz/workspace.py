@@ -95,8 +95,7 @@ def pages(root: Path) -> str:
     shown = []
     for run in find_runs(root):
         if not run.whole:
-            msg = f"{run.id}: {run.state}"
-            raise CurvescopeError(msg)
+            raise CurvescopeError(run.id, run.state)
         page = (
             render(RunDirectory(run.path)) if run.kind == "analysis" else render_training(run.path)
         )

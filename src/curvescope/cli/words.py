@@ -59,8 +59,6 @@ class Words:
 
     def about(self, error: CurvescopeError) -> str:
         """The whole sentence."""
-        if error.rule is None:
-            return error.where
         place, rest = self._place(error.where), self.after_where(error)
         verb = rest.partition(" ")[0] in _VERBS
         function = error.where.partition("(")[0]
@@ -74,9 +72,8 @@ class Words:
         """The sentence for a reader who knows already what it is about."""
         function = error.where.partition("(")[0]
         remedy = error.remedy if error.remedy_cli is None else error.remedy_cli
-        return sentence(
-            self._said(function, error.rule or ""), error.given, self._said(function, remedy or "")
-        )
+        said = self._said(function, error.rule), self._said(function, remedy or "")
+        return sentence(said[0], error.given, said[1])
 
     def _place(self, where: str) -> str:
         """What the user knows of the place: nothing of a function, its argument, its value."""

@@ -43,9 +43,10 @@ _WORDS = {int: "an integer", float: "a number", str: "a text", bool: "true or fa
 class Misfit(CurvescopeError):
     """A value is not what its annotation says; the message names its path."""
 
-    def __init__(self, at: str, rule: str, given: Any) -> None:
-        place = f"{at!r} " if at else ""
-        super().__init__(f"{place}must be {rule}, got {reprlib.repr(given)}")
+
+def _misfit(at: str, kind: str, given: Any) -> Misfit:
+    place = f"{at!r} " if at else ""
+    return Misfit("codec", f"{place}must be {kind}", given=reprlib.repr(given))
 
 
 def encode(value: Any, kind: Any = None) -> tuple[Any, dict[str, Tensor]]:
@@ -68,7 +69,7 @@ def encode(value: Any, kind: Any = None) -> tuple[Any, dict[str, Tensor]]:
     (0.5, [3], {'vector': tensor([1., 1., 1.])})
     >>> decode(Pair, {**plain, "residual": "small"}, tensors)
     Traceback (most recent call last):
-    curvescope.io.codec.Misfit: 'residual' must be a number, got 'small'
+    curvescope.io.codec.Misfit: codec: 'residual' must be a number, got 'small'
     """
     tensors: dict[str, Tensor] = {}
     return _write(type(value) if kind is None else kind, value, "", tensors), tensors
@@ -88,7 +89,7 @@ def decode(kind: type[T], plain: Any, tensors: Mapping[str, Tensor] | None = Non
     left = dict(tensors or {})
     value = _read(kind, plain, "", left)
     for name in left:
-        raise Misfit(name, "a tensor of this value", left[name].shape)
+        raise _misfit(name, "a tensor of this value", left[name].shape)
     return value
 
 
@@ -144,7 +145,7 @@ def _write(kind: Any, value: Any, at: str, tensors: dict[str, Tensor], finite: b
         }
     cls = origin or kind
     if type(value) is not cls:
-        raise Misfit(at, f"a {cls.__name__}", value)
+        raise _misfit(at, f"a {cls.__name__}", value)
     return {
         name: _write(each, getattr(value, name), _under(at, name), tensors)
         for name, each in fields_of(kind).items()
@@ -182,16 +183,16 @@ def _dataclass(kind: Any, plain: Any, at: str, left: dict[str, Tensor]) -> Any:
     wanted, given = fields_of(kind), _named(plain, at)
     cls = get_origin(kind) or kind
     for name in wanted.keys() - given.keys():
-        raise Misfit(at, f"a {cls.__name__} with {name!r}", sorted(given))
+        raise _misfit(at, f"a {cls.__name__} with {name!r}", sorted(given))
     for name in given.keys() - wanted.keys():
-        raise Misfit(at, f"a {cls.__name__}, which has no {name!r}", given[name])
+        raise _misfit(at, f"a {cls.__name__}, which has no {name!r}", given[name])
     values = {
         name: _read(each, given[name], _under(at, name), left) for name, each in wanted.items()
     }
     try:
         return cls(**values)
     except (ValueError, TypeError, OverflowError) as error:  # a rule of the class itself
-        raise Misfit(at, f"a {cls.__name__} that keeps its rules ({error})", plain) from None
+        raise _misfit(at, f"a {cls.__name__} that keeps its rules ({error})", plain) from None
 
 
 # One kind of value at a time ------------------------------------------------------------------
@@ -202,18 +203,18 @@ def _primitive(kind: type, value: Any, at: str, finite: bool) -> Any:
         try:
             value = float(value)
         except OverflowError:
-            raise Misfit(at, "a number that a float holds", value) from None
+            raise _misfit(at, "a number that a float holds", value) from None
         if finite and not math.isfinite(value):
-            raise Misfit(at, "a finite number", value)
+            raise _misfit(at, "a finite number", value)
     if type(value) is not kind:
-        raise Misfit(at, _WORDS[kind], value)
+        raise _misfit(at, _WORDS[kind], value)
     return value
 
 
 def _choice(kind: Any, value: Any, at: str, *, encoded: bool = False) -> Any:
     choices = get_args(kind) if get_origin(kind) is Literal else [m.value for m in kind]
     if not any(type(value) is type(choice) and value == choice for choice in choices):
-        raise Misfit(at, f"one of {', '.join(map(repr, choices))}", value)
+        raise _misfit(at, f"one of {', '.join(map(repr, choices))}", value)
     return value if encoded or get_origin(kind) is Literal else kind(value)
 
 
@@ -237,10 +238,10 @@ def _items(kind: Any, value: Any, at: str, *, stored: bool = False) -> list[tupl
     if origin not in (tuple, list, Sequence):
         return None
     if not isinstance(value, list if stored else list | tuple):
-        raise Misfit(at, "an array", value)
+        raise _misfit(at, "an array", value)
     if origin is tuple and arguments[-1:] != (...,):
         if len(value) != len(arguments):
-            raise Misfit(at, f"an array of {len(arguments)}", value)
+            raise _misfit(at, f"an array of {len(arguments)}", value)
         return list(zip(arguments, value, strict=True))
     return [(arguments[0], entry) for entry in value]
 
@@ -254,7 +255,7 @@ def _mapping(kind: Any) -> Any:
 
 def _named(value: Any, at: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping) or not all(type(name) is str for name in value):
-        raise Misfit(at, "an object", value)
+        raise _misfit(at, "an object", value)
     return value
 
 
@@ -272,17 +273,17 @@ def _plain(value: Any, at: str) -> Any:
 
 def _put(value: Any, at: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
     if not isinstance(value, Tensor) or at in tensors:
-        raise Misfit(at, "a tensor with a path of its own", value)
+        raise _misfit(at, "a tensor with a path of its own", value)
     tensors[at] = value.detach().cpu().contiguous()
     return _described(tensors[at])
 
 
 def _take(plain: Any, at: str, left: dict[str, Tensor]) -> Tensor:
     if at not in left:
-        raise Misfit(at, "among the tensors beside the file", sorted(left))
+        raise _misfit(at, "among the tensors beside the file", sorted(left))
     tensor = left.pop(at)
     if plain != _described(tensor):
-        raise Misfit(at, "the tensor that was stored with it", _described(tensor))
+        raise _misfit(at, "the tensor that was stored with it", _described(tensor))
     return tensor
 
 

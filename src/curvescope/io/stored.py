@@ -170,7 +170,8 @@ def _packed(
         plain, tensors = encode(value, kind)
     except Misfit as error:
         remedy = "this cannot be stored"
-        raise CurvescopeError(f"save({str(path)!r})", str(error), remedy=remedy) from None
+        where = f"save({str(path)!r})"
+        raise CurvescopeError(where, error.after_where(), remedy=remedy) from None
     head = {"type": _name(kind), "format": _format(kind)}
     return {**head, "checksum": _owned({**head, **plain}, owner), **plain}, tensors
 
@@ -212,7 +213,8 @@ def unpack(
     try:
         return decode(kind, plain, tensors)
     except Misfit as error:
-        raise CurvescopeError(where, f"is damaged ({error})", remedy=remedy) from None
+        rule = f"is damaged ({error.after_where()})"
+        raise CurvescopeError(where, rule, remedy=remedy) from None
 
 
 def _owned(content: dict[str, Any], owner: str) -> str:

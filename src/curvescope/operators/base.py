@@ -17,6 +17,7 @@ from torch import Tensor
 from curvescope import _checks
 from curvescope._random import gaussian
 from curvescope._state import without_gradients
+from curvescope.errors import CurvescopeError
 from curvescope.identity import digest
 
 if TYPE_CHECKING:
@@ -51,8 +52,8 @@ class LinearOperator(ABC):
         psd: bool = False,
     ) -> None:
         if symmetric and shape[0] != shape[1]:
-            msg = f"{type(self).__name__}: a symmetric operator is square, got shape {shape}"
-            raise _checks.CurvescopeError(msg)
+            rule = "a symmetric operator is square"
+            raise CurvescopeError(type(self).__name__, rule, given=f"shape {shape}")
         self.shape = (int(shape[0]), int(shape[1]))
         self.dtype = dtype
         # Indices are made explicit ('cuda' -> 'cuda:0') so that devices compare equal.
@@ -68,13 +69,13 @@ class LinearOperator(ABC):
         """Product of the transpose with a block ``Y: [m, k]``."""
         if self.symmetric:
             return self._matmat(Y)
-        msg = f"{type(self).__name__}: products with the transpose are not available"
-        raise _checks.CurvescopeError(msg)
+        rule = "products with the transpose are not available"
+        raise CurvescopeError(type(self).__name__, rule)
 
     def block(self, name: str) -> LinearOperator:
         """The diagonal block of a layer or parameter, for operators over named parameters."""
-        msg = f"{type(self).__name__}.block({name!r}): this operator has no named blocks"
-        raise _checks.CurvescopeError(msg)
+        rule = "this operator has no named blocks"
+        raise CurvescopeError(f"{type(self).__name__}.block({name!r})", rule)
 
     def dual(self) -> Dual | None:
         """The Gram form of this operator, or None where it has none (OP-8)."""

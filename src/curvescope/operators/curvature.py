@@ -10,8 +10,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from curvescope import _checks
-from curvescope._checks import CurvescopeError
 from curvescope._state import full_precision
+from curvescope.errors import CurvescopeError
 from curvescope.operators.base import LinearOperator
 from curvescope.operators.layer import LayerRoot, layers_of
 from curvescope.problem import ParamSpace, Problem
@@ -46,8 +46,8 @@ class Curvature(LinearOperator):
         options: Options | None = None,
     ) -> None:
         if not isinstance(problem, Problem):
-            msg = f"{type(self).__name__}(problem): needs a Problem, got {type(problem).__name__}"
-            raise CurvescopeError(msg)
+            where = f"{type(self).__name__}(problem)"
+            raise CurvescopeError(where, "needs a Problem", given=type(problem).__name__)
         self._mix, self._options = mix, options or Options()
         self._options.check(type(self).__name__, problem)
         self.problem, self.space = problem, space or problem.params

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from curvescope import _checks
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.operators.curvature import Curvature
 from curvescope.problem import Problem
 from curvescope.record.outputs import GradientOuter, LossHessian, Mix, SampledFisher
@@ -61,11 +61,8 @@ class MonteCarloFisher(Curvature):
         _checks.positive_int("MonteCarloFisher", "samples", samples)
         source = _checks.generator("MonteCarloFisher", generator)
         if isinstance(problem, Problem) and problem.data.shuffles:
-            msg = (
-                "MonteCarloFisher(problem): draws belong to samples, so the loader must not "
-                "shuffle; use shuffle=False"
-            )
-            raise CurvescopeError(msg)
+            rule = "draws belong to samples, so the loader must not shuffle"
+            raise CurvescopeError("MonteCarloFisher(problem)", rule, remedy="use `shuffle=False`")
         seed = int(torch.randint(2**62, (), generator=source, device=source.device))
         mix = Mix(0.0, ((SampledFisher(int(samples), seed), 1.0),))
         super().__init__(problem, mix, options=Options(keep, columns, cuda_graph))

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from curvescope._checks import MemoryLimitError
+from curvescope.errors import MemoryLimitError
 from curvescope.operators.base import Dual, LinearOperator
 from curvescope.operators.curvature import Curvature
 from curvescope.operators.row_blocks import Directions, RowBlocks
@@ -163,11 +163,9 @@ class GramForm:
         """
         footprint = self.footprint()
         if not footprint.fits:
-            msg = (
-                f"GramForm: the Gram matrix does not fit ({footprint}); take fewer samples, or "
-                "spectral_measure and eigenpairs, which need products only"
-            )
-            raise MemoryLimitError(msg)
+            rule = f"the Gram matrix does not fit ({footprint})"
+            remedy = "take fewer samples, or use spectral_measure and eigenpairs instead"
+            raise MemoryLimitError("GramForm", rule, remedy=remedy)
         n, device = self.size, self.source.problem.device
         K = torch.zeros(n, n, dtype=torch.float64, device=device)
         blocks = self.source.blocks()

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from curvescope._checks import CurvescopeError
+from curvescope.errors import CurvescopeError
 from curvescope.operators.base import LinearOperator
 from curvescope.problem import ParamSpace, Problem
 from curvescope.problem.batches import Batch
@@ -169,11 +169,9 @@ class LayerSweep:
     def _record_missing(self, layer: str, mix: Mix, how: Options) -> None:
         footprint = self.footprint(layer, mix)
         if how.keep is True and not self._fits(layer, mix):
-            msg = (
-                f"keep=True: the factors of layer {layer!r} do not fit into half of the free "
-                f"memory ({footprint}); use keep=False or less data"
-            )
-            raise CurvescopeError(msg)
+            half = f"half of the free memory ({footprint})"
+            rule = f"the factors of layer {layer!r} do not fit into {half}"
+            raise CurvescopeError("keep=True", rule, remedy="use `keep=False` or less data")
         log.info("keeping the factors of layer %r: %s", layer, footprint)
         for matrix in self._missing(layer, mix):
             walked = list(self._walk(layer, matrix, mix, kept=True))
@@ -190,14 +188,13 @@ class LayerSweep:
         for batch in self.problem.batches(own=kept):
             seen = capture(self.problem, batch, [layer])
             if mix.residual and not self._vanishes(layer, seen, batch):
-                msg = f"layers: the network behind layer {layer!r} is not piecewise linear"
-                raise UnsupportedLayer(msg)
+                rule = f"the network behind layer {layer!r} is not piecewise linear"
+                raise UnsupportedLayer("layers", rule)
             loss = self.problem.loss_at(seen.output, batch)
             total += loss.weight
             yield factors_of(seen, layer, root(matrix, loss, seen.output, batch.index)), loss.weight
         if total == 0:
-            msg = "Problem(data): no target counts (all are ignored)"
-            raise CurvescopeError(msg)
+            raise CurvescopeError("Problem(data)", "no target counts (all are ignored)")
 
     # Whether -------------------------------------------------------------------------------------
 

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from curvescope import _checks
-from curvescope._checks import CurvescopeError, MemoryLimitError
 from curvescope._state import tuned_kernels
+from curvescope.errors import CurvescopeError, MemoryLimitError
 from curvescope.problem.batches import Batch
 from curvescope.problem.params import ParamSpace
 from curvescope.problem.problem import Problem
@@ -52,18 +52,18 @@ class Options:
     def check(self, where: str, problem: Problem) -> None:
         """Refuse options that do not fit each other or the problem."""
         if self.keep not in ("auto", True, False):
-            msg = f"{where}: keep must be 'auto', True or False, got {self.keep!r}"
-            raise CurvescopeError(msg)
+            rule = "`keep` must be 'auto', True or False"
+            raise CurvescopeError(where, rule, given=repr(self.keep))
         if self.columns is not None:
             _checks.positive_int(where, "columns", self.columns)
         if not self.cuda_graph:
             return
         if problem.device.type != "cuda" or self.keep is not True:
-            msg = f"{where}: cuda_graph=True needs a model on a CUDA device and keep=True"
-            raise CurvescopeError(msg)
+            rule = "`cuda_graph=True` needs a model on a CUDA device and `keep=True`"
+            raise CurvescopeError(where, rule)
         if not problem.loss.closed_form:
-            msg = f"{where}: cuda_graph=True needs a loss in closed form, got a callable"
-            raise CurvescopeError(msg)
+            rule = "`cuda_graph=True` needs a loss in closed form"
+            raise CurvescopeError(where, rule, given="a callable")
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class Sweep:
             total, weight = self._pass(mix, space, rows, how)
         self._products += 1
         if weight == 0:
-            raise CurvescopeError(_NOTHING)
+            raise _nothing()
         return total.div_(weight).T
 
     def quadratic(self, mix: Mix, space: ParamSpace, X: Tensor, how: Options) -> Tensor | None:
@@ -191,7 +191,7 @@ class Sweep:
             self._give_up_tape(str(reason))
             return None
         if weight == 0:
-            raise CurvescopeError(_NOTHING)
+            raise _nothing()
         return total / weight
 
     def _forward_tapes(self) -> Iterator[LinearizedBatch | None]:
@@ -282,11 +282,8 @@ class Sweep:
         total = footprint.total_bytes
         if total is None or total > SHARE * footprint.free_bytes:
             if keep is True:
-                msg = (
-                    "keep=True: the linearization does not fit into half of the free memory "
-                    f"({footprint}); use keep=False or less data"
-                )
-                raise MemoryLimitError(msg)
+                rule = f"the linearization does not fit into half of the free memory ({footprint})"
+                raise MemoryLimitError("keep=True", rule, remedy="use `keep=False` or less data")
             log.info("streaming, the linearization does not fit: %s", footprint)
             self._streams.add(second_order)
             return ()
@@ -369,7 +366,8 @@ class Sweep:
         self._graphs.clear()
 
 
-_NOTHING = "Problem(data): no target counts (all are ignored)"
+def _nothing() -> CurvescopeError:
+    return CurvescopeError("Problem(data)", "no target counts (all are ignored)")
 
 
 def _add(total: Tensor, space: ParamSpace, result: Columns, *, write: bool = False) -> None:

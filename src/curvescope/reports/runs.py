@@ -162,10 +162,9 @@ def _damaged(name: str, place: Path, kind: str, error: Exception) -> Found:
     state = "damaged: a file of it is missing, or not what it should be"
     if isinstance(error, CurvescopeError):  # its beginning, without the folder, says enough
         where = error.where.replace(f"{place}{os.sep}", "").replace(str(place), name)
-        rule = error.rule or ""
-        state = f"damaged: {where}: {rule.partition(' (')[0]}"
-        if rule.startswith("has format "):
-            state = f"made by another version: {where}: {rule}"
+        state = f"damaged: {where}: {error.rule.partition(' (')[0]}"
+        if error.rule.startswith("has format "):
+            state = f"made by another version: {where}: {error.rule}"
     return Found(name, place, kind, "–", "–", "–", state, {}, whole=False)
 
 
