@@ -164,7 +164,7 @@ class GramForm:
         footprint = self.footprint()
         if not footprint.fits:
             rule = f"the Gram matrix does not fit ({footprint})"
-            remedy = "take fewer samples, or use spectral_measure and eigenpairs instead"
+            remedy = "take fewer samples, or spectral_measure and eigenpairs instead"
             raise MemoryLimitError("GramForm", rule, remedy=remedy)
         n, device = self.size, self.source.problem.device
         K = torch.zeros(n, n, dtype=torch.float64, device=device)
