@@ -100,7 +100,10 @@ def _apart_in_training(model: nn.Module, few: Any, samples: int) -> bool:
     for batch in (few, take(few, torch.zeros(samples, dtype=torch.long))):
         buffers = {name: b.clone() for name, b in model.named_buffers()}
         with torch.random.fork_rng(devices=list(devices)), without_gradients():
-            torch.manual_seed(0)
+            torch.default_generator.manual_seed(0)  # torch.manual_seed would reach all devices
+            for device in devices:
+                with torch.cuda.device(device):
+                    torch.cuda.manual_seed(0)
             z = run(lambda *a, **k: call_with(model, buffers, a, k), batch)  # noqa: B023
         outputs.append(z[: len(z) // samples])
     one, other = outputs
