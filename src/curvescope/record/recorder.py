@@ -78,8 +78,7 @@ class Recorder(TorchDispatchMode):
             return
         name = op._schema.name.replace("::", "_")
         if f"BackwardFor_{name}_" not in type(tensor.grad_fn).__name__:
-            msg = f"{op} inside a function that has a derivative of its own"
-            raise Untraceable(msg)
+            raise Untraceable(f"{op} inside a function that has a derivative of its own")
 
     def begin_backward(self, *, second_order: bool) -> None:
         """From here on the operations belong to the backward pass.
@@ -121,8 +120,9 @@ class Recorder(TorchDispatchMode):
             return known is not None and known[0] >= self.forward_slots
         if known is None:
             if tensor.requires_grad:
-                msg = "a tensor that requires grad was made outside the recorded operations"
-                raise Untraceable(msg)
+                raise Untraceable(
+                    "a tensor that requires grad was made outside the recorded operations"
+                )
             return False
         if self.forward_slots is not None and known[0] >= self.forward_slots:
             return True
@@ -135,8 +135,9 @@ class Recorder(TorchDispatchMode):
         if hidden and known[0] in self._claimed:
             return False  # really under no_grad
         if hidden and known[0] in self._foreign:
-            msg = "the backward pass uses a by-product that autograd does not differentiate"
-            raise Untraceable(msg)
+            raise Untraceable(
+                "the backward pass uses a by-product that autograd does not differentiate"
+            )
         return self._nested or tensor.requires_grad or hidden
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
@@ -239,14 +240,12 @@ class Recorder(TorchDispatchMode):
     def _refuse_shared(self, target: Tensor) -> None:
         sharing = self._memory.get(address(target), set())
         if target._is_view() or sharing - {id(target)}:
-            msg = "an in-place operation on memory that several tensors share"
-            raise Untraceable(msg)
+            raise Untraceable("an in-place operation on memory that several tensors share")
 
     def _check_mutation(self, out: Any) -> None:
         """A constant written over a known tensor would leave us with a stale slot."""
         if isinstance(out, Tensor) and id(out) in self._slots:
-            msg = "an in-place operation that overwrites a recorded tensor"
-            raise Untraceable(msg)
+            raise Untraceable("an in-place operation that overwrites a recorded tensor")
 
 
 @functools.cache
@@ -264,8 +263,7 @@ def _functional_form(func: Any) -> Any:
         functional = getattr(packet, overload)
         if _signature(functional) == _signature(func):
             return functional
-    msg = f"the operation {func} writes to its arguments"
-    raise Untraceable(msg)
+    raise Untraceable(f"the operation {func} writes to its arguments")
 
 
 def _signature(func: Any) -> list[tuple[str, str]]:

@@ -35,8 +35,7 @@ def linear_step(call: Call) -> LinearStep:
     if build is not None:
         return build(call)
     if call.op.namespace not in _TORCHS:
-        msg = f"{call.op} has no rule"
-        raise Untraceable(msg)
+        raise Untraceable(f"{call.op} has no rule")
     if torch.Tag.pointwise in call.op.tags and isinstance(call.out, Tensor):
         return pointwise(call)
     return generic(call)
@@ -46,8 +45,7 @@ def linear_step(call: Call) -> LinearStep:
 def _scatter_reduce(call: Call) -> LinearStep:
     # torch 2.13's own forward derivative of a product is wrong by as much as its size.
     if "prod" in call.leaves:
-        msg = f"{call.op} has a wrong forward derivative for products"
-        raise Untraceable(msg)
+        raise Untraceable(f"{call.op} has a wrong forward derivative for products")
     return generic(call)
 
 
@@ -56,16 +54,14 @@ def _cumprod(call: Call) -> LinearStep:
     # Beside a zero, the backward pass that is taken without create_graph is right as it stands, but
     # its derivative is not.
     if bool((call.leaves[0] == 0).any()):
-        msg = f"{call.op} of a zero"
-        raise Untraceable(msg)
+        raise Untraceable(f"{call.op} of a zero")
     return generic(call)
 
 
 @rule(aten.triangular_solve.default)
 def _triangular_solve(call: Call) -> LinearStep:
     # It returns a part of its argument beside the solution, of which torch knows no derivative.
-    msg = f"{call.op} has no forward derivative"
-    raise Untraceable(msg)
+    raise Untraceable(f"{call.op} has no forward derivative")
 
 
 def generic(call: Call) -> LinearStep:
@@ -91,8 +87,7 @@ def generic(call: Call) -> LinearStep:
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, NotImplementedError) as error:
-            msg = f"{op} has no forward derivative"
-            raise Untraceable(msg) from error
+            raise Untraceable(f"{op} has no forward derivative") from error
         result: list[Tensor | None] = [None] * width
         for i, change in zip(real, changes, strict=True):
             result[i] = None if change._is_zerotensor() else change
@@ -133,8 +128,7 @@ def _slope(call: Call, position: int) -> Tensor | None:
         slope = torch.autograd.grad(y, x, torch.ones_like(y))[0]
         return None if slope._is_zerotensor() else slope
     except (RuntimeError, NotImplementedError) as error:
-        msg = f"{call.op} has no derivative"
-        raise Untraceable(msg) from error
+        raise Untraceable(f"{call.op} has no derivative") from error
 
 
 def linear_in_first(call: Call, block: Callable[..., Outputs] | None = None) -> LinearStep:

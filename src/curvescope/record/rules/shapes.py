@@ -157,8 +157,7 @@ def _as_strided(call: Call) -> LinearStep:
     offset = call.args[3] if len(call.args) > 3 else None
     picked = places.as_strided(size, stride, x.storage_offset() if offset is None else offset)
     if bool((picked < 0).any()):
-        msg = "as_strided looks beyond its argument"
-        raise Untraceable(msg)
+        raise Untraceable("as_strided looks beyond its argument")
     return make_step(
         lambda t, *_: t.reshape(-1)[picked], lambda t, *_: t.reshape(t.shape[0], -1)[:, picked]
     )
