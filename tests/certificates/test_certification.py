@@ -11,7 +11,6 @@ from curvescope.certificates import (
     Certificate,
     Confidence,
     certify,
-    course,
     posterior_method,
 )
 from curvescope.certificates import evaluate as evaluation
@@ -239,7 +238,7 @@ def test_a_killed_certification_goes_on(tmp_path, monkeypatch) -> None:
 @pytest.mark.parametrize("name", ["local", "iter", "base", "iter.m"])
 def test_a_killed_optimization_goes_on_to_the_same_posterior(tmp_path, monkeypatch, name) -> None:
     """Bases that are refreshed are built on those before: these are kept as well."""
-    monkeypatch.setattr(course, "EVERY", 0.0)
+    monkeypatch.setattr("curvescope.certificates.optimize.EVERY", 0.0)
     model, initial, data = trained(100)
     refreshed = {"refresh": 2} if name in ("iter", "iter.m") else {}
     method = posterior_method(name, epochs=6, batch_size=50, **refreshed)

@@ -12,7 +12,7 @@ import typer
 from torch import nn
 
 from curvescope import certificates, io
-from curvescope.certificates import Certificate, course
+from curvescope.certificates import Certificate
 from curvescope.certificates.certificate import posterior_file
 from curvescope.cli import app as application
 from curvescope.cli import certify as command
@@ -199,7 +199,7 @@ def test_an_interrupted_certification_goes_on_to_the_same_end(
 def test_interrupted_while_it_optimizes_it_goes_on(
     folder: Path, tmp_path: Path, monkeypatch, capsys
 ) -> None:
-    monkeypatch.setattr(course, "EVERY", 0.0)
+    monkeypatch.setattr("curvescope.certificates.optimize.EVERY", 0.0)
     out = tmp_path / "c.json"
     arguments = ["certify", str(folder), *QUICK, "--out", str(out)]
     with monkeypatch.context() as patch:
@@ -304,7 +304,7 @@ def test_again_replaces_and_parts_of_another_method_are_not_lost_silently(
     capsys.readouterr()
     assert application.run(before_command) == 2
     said = capsys.readouterr().err
-    assert "holds an unfinished certificate of another configuration" in said
+    assert "holds an unfinished certificate with another configuration" in said
     assert "method.name is 'appr' there and 'local' here" in said
     assert contents(parts) == kept
     with monkeypatch.context() as patch:

@@ -186,7 +186,7 @@ def test_a_folder_that_cannot_be_read(place: Path, capsys) -> None:
         (["demo", "--out", "own_failing.py"], "is a file"),
         (["demo", "--out", "own_failing.py/below"], "cannot be used"),
         (["train", "F-4", "--data", "mnist", "--root", "none"], "--root must be a folder"),
-        (["train", "F-4", "--data", "digits", "--out", "own_failing.py"], "cannot be made"),
+        (["train", "F-4", "--data", "digits", "--out", "own_failing.py"], "is a file"),
         (["analyze", "--run", "none"], "is not the folder of a training run"),
         (["analyze", "--model", "none.py:build", "--data", "digits", "--out", "o"], "no such file"),
         (["certify", "none"], "is not the folder of a training run"),
@@ -222,7 +222,7 @@ def test_ctrl_c_where_nothing_is_kept(capsys, monkeypatch, tmp_path: Path) -> No
 @posix
 def test_one_training_at_a_time(place: Path, tmp_path: Path, capsys) -> None:
     script = (
-        "import sys; from pathlib import Path; from curvescope.experiments.lock import held\n"
+        "import sys; from pathlib import Path; from curvescope.io import held\n"
         f"with held(Path({str(tmp_path / 'out')!r})):\n"
         "    print('in', flush=True); sys.stdin.read()"
     )

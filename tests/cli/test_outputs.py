@@ -187,7 +187,7 @@ def test_a_kill_while_the_configuration_is_written_does_not_block(place: Path, c
 
 
 def test_another_process_that_writes_its_configuration_is_waited_for(place: Path, capsys) -> None:
-    from curvescope.experiments.lock import locked
+    from curvescope.io import locked
 
     parts = place / "c.parts"
     parts.mkdir()

@@ -12,8 +12,8 @@ import torch
 from curvescope.cli import app
 from curvescope.cli.studies import lines
 from curvescope.errors import CurvescopeError
-from curvescope.experiments.lock import held
 from curvescope.figures.model import Curve, Image, Panel, Picture
+from curvescope.io import held
 from curvescope.reports import reproduction
 from curvescope.studies import listing
 from curvescope.studies.entry import Entry, Outcome, Row, Settings

@@ -15,11 +15,10 @@ import torch
 
 from curvescope import io
 from curvescope.errors import CurvescopeError
-from curvescope.experiments import lock
 from curvescope.experiments.checks import Check
 from curvescope.experiments.configuration import Analysis, DataNote, ModelNote, Settings
-from curvescope.experiments.lock import busy, locked
 from curvescope.experiments.store import Outcome, RunDirectory, open_for_work
+from curvescope.io import busy, lock, locked
 
 
 @dataclass(frozen=True)
@@ -65,8 +64,8 @@ def test_a_finished_stage_is_not_computed_again(tmp_path: Path) -> None:
 
 
 def test_another_configuration_is_refused_with_the_difference(tmp_path: Path) -> None:
-    with open_for_work(tmp_path, CONFIG):
-        pass
+    with open_for_work(tmp_path, CONFIG) as run:
+        run.compute("one", Values, outcome, seed=0)
     before = sorted(tmp_path.rglob("*"))
     other = replace(CONFIG, settings=Settings(steps=20))
     with (

@@ -1,6 +1,7 @@
 """A certification's folder × ways of being another certification: refused, or computed anew."""
 
 import copy
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ from curvescope.certificates import (
     Confidence,
     PriorGrid,
     certify,
-    course,
     posterior_method,
 )
 from curvescope.certificates import evaluate as evaluation
@@ -155,7 +155,7 @@ def stopped(folder: Path, task: str) -> None:
 
 @pytest.fixture(params=["optimize", "draw"])
 def folder(request_task: str, tmp_path: Path, monkeypatch) -> Path:
-    monkeypatch.setattr(course, "EVERY", 0.0)
+    monkeypatch.setattr("curvescope.certificates.optimize.EVERY", 0.0)
     monkeypatch.setattr(evaluation, "_SAVE_EVERY", 0.0)
     stopped(tmp_path, request_task)
     return tmp_path
@@ -176,7 +176,7 @@ def test_the_same_request_goes_on_to_the_same_certificate(folder: Path) -> None:
 
 @pytest.mark.parametrize("task", ["optimize", "draw"])
 def test_another_request_is_refused(tmp_path: Path, monkeypatch, task: str) -> None:
-    monkeypatch.setattr(course, "EVERY", 0.0)
+    monkeypatch.setattr("curvescope.certificates.optimize.EVERY", 0.0)
     monkeypatch.setattr(evaluation, "_SAVE_EVERY", 0.0)
     stopped(tmp_path, task)
     files = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
@@ -231,7 +231,11 @@ def test_another_posterior_has_draws_and_a_divergence_of_its_own(tmp_path, monke
 def test_draws_that_were_made_up_do_not_verify(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(evaluation, "_SAVE_EVERY", 0.0)
     stopped(tmp_path, "draw")
-    rewrite(tmp_path / "draws.safetensors", errors=torch.tensor(0))
+    file = tmp_path / "draws.safetensors"
+    tensors, metadata = io.read_tensors(file)
+    errors, done = json.loads(metadata["notes"])
+    assert errors > 0
+    io.write_tensors(file, tensors, {**metadata, "notes": json.dumps([0, done])})
     forged, r = finish(tmp_path), request()
     result = forged.verify(model=r["model"], initial_state=r["initial_state"], data=r["data"])
     assert result.verdict == "refuted"
@@ -240,7 +244,7 @@ def test_draws_that_were_made_up_do_not_verify(tmp_path: Path, monkeypatch) -> N
 @pytest.mark.parametrize("name", ["posterior", "draws", "course"])
 @pytest.mark.parametrize("place", [-1, -40, 30])
 def test_a_file_in_which_a_bit_has_changed_is_refused(tmp_path, monkeypatch, name, place) -> None:
-    monkeypatch.setattr(course, "EVERY", 0.0)
+    monkeypatch.setattr("curvescope.certificates.optimize.EVERY", 0.0)
     monkeypatch.setattr(evaluation, "_SAVE_EVERY", 0.0)
     stopped(tmp_path, "optimize" if name == "course" else "draw")
     file = tmp_path / f"{name}.safetensors"
@@ -256,6 +260,6 @@ def test_the_initial_state_may_not_lie_among_the_parts(tmp_path: Path) -> None:
     file = tmp_path / "posterior.safetensors"
     io.write_tensors(file, r["initial_state"])
     before = file.read_bytes()
-    with pytest.raises(CurvescopeError, match=r"has no checksum|belongs to another certification"):
+    with pytest.raises(CurvescopeError, match="is no checkpoint of this version"):
         certify(**{**r, "initial_state": file}, checkpoint=tmp_path)
     assert file.read_bytes() == before

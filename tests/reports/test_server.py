@@ -18,7 +18,7 @@ import pytest
 
 from curvescope import io
 from curvescope.errors import CurvescopeError
-from curvescope.experiments.lock import locked
+from curvescope.io import locked
 from curvescope.reports.compare import labels
 from curvescope.reports.runs import Found, find_runs
 from curvescope.reports.server import Viewer

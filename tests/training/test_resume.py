@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -19,7 +18,7 @@ from torch import nn
 from curvescope import io
 from curvescope.errors import CurvescopeError
 from curvescope.training import Progress, Recipe, load_network, load_weights, train, train_many
-from curvescope.training.folder import RunFolder, State, TrainingFolder, differences
+from curvescope.training.folder import RunFolder, State, TrainingFolder
 from curvescope.training.run import configuration, describe
 from tests.training.problems import data, flat, model
 
@@ -255,7 +254,7 @@ def snapshot(folder: Path) -> dict[str, bytes]:
     [
         ({"recipe": {"lr": 0.06}}, "recipe.lr is 0.05 there and 0.06 here"),
         ({"recipe": {"seed": 2, "epochs": 41}}, "seed is 1 there and 2 here; recipe.epochs is 40"),
-        ({"net": model(seed=4)}, "initial_weights is '.*' there and '.*' here"),
+        ({"net": model(seed=4)}, "initial_weights is another one"),
         ({"net": model("F-9")}, "network.name is 'F-8' there and 'F-9' here"),
         ({"data": data(seed=2)}, "data.sha256 is"),
         (
@@ -302,8 +301,8 @@ def with_frozen(part: str) -> nn.Sequential:
 @pytest.mark.parametrize(
     ("other", "difference"),
     [
-        (lambda: layers(nn.Tanh()), "model is '.*' there and '.*' here"),
-        (lambda: layers(nn.ReLU(), momentum=0.2), "model is '.*' there and '.*' here"),
+        (lambda: layers(nn.Tanh()), "model is another one"),
+        (lambda: layers(nn.ReLU(), momentum=0.2), "model is another one"),
         (lambda: with_frozen("weight"), r"frozen is \[\] there and \['0.weight'\] here"),
         (lambda: with_frozen("norm"), r"frozen is \[\] there and \['1'\] here"),
     ],
@@ -351,11 +350,11 @@ def test_an_unfinished_run_is_not_continued_unasked(tmp_path: Path) -> None:
 
 def test_foreign_folders_and_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "diary.txt").write_text("dear diary")
-    with pytest.raises(CurvescopeError, match="neither empty nor the folder of a run"):
+    with pytest.raises(CurvescopeError, match="neither empty nor a run directory"):
         train(model(), data(), RECIPES["sgd"], folder=tmp_path)
     with pytest.raises(CurvescopeError, match="is a file; name a folder"):
         train(model(), data(), RECIPES["sgd"], folder=tmp_path / "diary.txt")
-    with pytest.raises(CurvescopeError, match="cannot be made"):
+    with pytest.raises(CurvescopeError, match="cannot be used"):
         train(model(), data(), RECIPES["sgd"], folder=tmp_path / "diary.txt" / "run")
     with pytest.raises(CurvescopeError, match="every run needs a folder of its own"):
         train_many([model(), model()], data(), [RECIPES["sgd"]] * 2, folders=["a", "a"])
@@ -363,9 +362,8 @@ def test_foreign_folders_and_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_a_kill_at_the_very_beginning_leaves_is_no_obstacle(tmp_path: Path) -> None:
-    (tmp_path / "weights").mkdir()
+    (tmp_path / ".lock").touch()
     (tmp_path / ".config.json.123.abc.part").write_text("{")
-    (tmp_path / "weights" / ".initial.safetensors.123.abc.part").write_bytes(b"half")
     train(model(), data(), RECIPES["sgd"], folder=tmp_path)
     assert not list(tmp_path.rglob("*.part"))
 
@@ -395,7 +393,7 @@ def test_a_damaged_state_is_named(tmp_path: Path) -> None:
         with pytest.raises(CurvescopeError, match="does not fit the network"):
             train(net, data(), RECIPES["sgd"], folder=tmp_path, resume=True)
     io.write_tensors(state, tensors)
-    with pytest.raises(CurvescopeError, match=r"state\.safetensors does not say its epoch"):
+    with pytest.raises(CurvescopeError, match=r"state\.safetensors' is no checkpoint"):
         train(net, data(), RECIPES["sgd"], folder=tmp_path, resume=True)
     assert [p.data_ptr() for p in net.parameters()] == pointers
     assert torch.equal(flat(net), before)
@@ -452,16 +450,6 @@ def test_a_log_that_lost_epochs_is_named(tmp_path: Path) -> None:
         train(net, data(), RECIPES["sgd"], folder=tmp_path, resume=True)
 
 
-def test_differences_are_found_at_every_depth() -> None:
-    there = {"a": 1, "b": {"c": [1, 2], "d": None}}
-    here = {"a": 1, "b": {"c": [1, 3]}, "e": "x"}
-    assert differences(there, here) == [
-        "`b.c` is [1, 2] there and [1, 3] here",
-        "`e` is None there and 'x' here",
-    ]
-    assert differences(there, json.loads(json.dumps(there))) == []
-
-
 def test_states_are_saved_no_more_often_than_they_are_worth(tmp_path: Path, monkeypatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
@@ -471,7 +459,7 @@ def test_states_are_saved_no_more_often_than_they_are_worth(tmp_path: Path, monk
     def slow(*arguments: object) -> None:
         clock[0] += 2
 
-    monkeypatch.setattr(io, "write_tensors", slow)
+    monkeypatch.setattr(io.Checkpoint, "save", slow)
     monkeypatch.setattr(io, "flush", lambda path: None)
     clock[0] = 100
     assert folder.due()

@@ -19,7 +19,7 @@ from curvescope.certificates.optimize import Optimized, Progress, optimize
 from curvescope.certificates.posterior import Posterior
 from curvescope.certificates.prior import State, Task, prepare
 from curvescope.certificates.request import Request, describe
-from curvescope.certificates.resume import Checkpoint, thinned
+from curvescope.certificates.resume import Unfinished, thinned
 from curvescope.problem.soundness import check_mode
 
 
@@ -106,21 +106,21 @@ def certify(
     )
     name = str(getattr(data, "name", ""))
     source = Source(len(task.examples[0]), name, task.prior_samples, seed)
-    keep = Checkpoint(checkpoint, request)
+    unfinished = Unfinished(checkpoint, request)
     child = _random.child(generator)
-    found = keep.load(Layout.of(model), task.prior_mean)
-    if found is None:
-        found = optimize(
+    optimized = unfinished.load(Layout.of(model), task.prior_mean)
+    if optimized is None:
+        optimized = optimize(
             task.start, task.prior_mean, task.examples, request.method, generator=child,
-            delta=request.confidence.sample, progress=progress, course=keep.course,
+            delta=request.confidence.sample, progress=progress, checkpoint=unfinished.course,
         )  # fmt: skip
-        keep.save(found)
+        unfinished.save(optimized)
     draws = evaluate(
-        task.start, found.posterior, task.examples, generator=generator,
-        delta=request.confidence.draws, slack=slack, checkpoint=keep.draws, progress=progress,
+        task.start, optimized.posterior, task.examples, generator=generator,
+        delta=request.confidence.draws, slack=slack, checkpoint=unfinished.draws, progress=progress,
     )  # fmt: skip
-    orientation = _orientation(task, found.posterior, others, generator)
-    return _certificate(found, draws, request, source, orientation)
+    orientation = _orientation(task, optimized.posterior, others, generator)
+    return _certificate(optimized, draws, request, source, orientation)
 
 
 def _orientation(

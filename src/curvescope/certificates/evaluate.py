@@ -39,7 +39,6 @@ from curvescope.certificates.network import StochasticNetwork
 from curvescope.certificates.optimize import Progress
 from curvescope.certificates.posterior import Posterior
 from curvescope.errors import CurvescopeError
-from curvescope.identity import digest
 
 BLOCK = 100  # the bound counts blocks, so a larger one would only cost more
 _BATCH = 2000
@@ -149,7 +148,10 @@ class Plan:
     ) -> None:
         self._network = network = StochasticNetwork(model, posterior.layout, data[0][:4])
         self._posterior, self._data, self._seed = posterior, data, seed
-        self._settings = (model, posterior.tensors(), data, seed, check_slack(slack), delta)
+        self._belongs = {
+            "network": model, "posterior": posterior.tensors(), "data": data, "seed": seed,
+            "slack": check_slack(slack), "delta": delta,
+        }  # fmt: skip
         self._noise = torch.Generator(device=data[0].device).manual_seed(seed)
         self._size = n = len(data[0])
         self.block = 1 if network.independent else min(n, BLOCK)
@@ -168,21 +170,33 @@ class Plan:
         progress: Callable[[Progress], None] | None = None,
     ) -> Draws:
         """The draws, once; a checkpoint of the same plan is continued."""
-        state = _State(checkpoint, "" if checkpoint is None else digest(*self._settings))
-        errors, done = state.load(self._noise)
-        saved = time.monotonic()
+        place = None if checkpoint is None else self._place(checkpoint)
+        saved = None if place is None else place.load()
+        errors: Tensor | int = 0
+        done = 0
+        if saved is not None:
+            errors, done = saved.notes
+            self._noise.set_state(saved.tensors["noise"])
+        written = time.monotonic()
         with strict_precision(), torch.no_grad():
             while done < self.rounds:
                 errors += self._round()
                 done += 1
-                if time.monotonic() - saved >= _SAVE_EVERY or done == self.rounds:
-                    state.save(int(errors), done, self._noise)
+                if time.monotonic() - written >= _SAVE_EVERY or done == self.rounds:
+                    if place is not None:
+                        place.save({"noise": self._noise.get_state()}, [int(errors), done])
                     if progress is not None:
                         drawn = done * (self._size if self._network.independent else self.block)
                         progress(Progress("draw", done, self.rounds, int(errors) / drawn))
-                    saved = time.monotonic()
+                    written = time.monotonic()
         device = self._data[0].device.type
         return Draws(self.count, self.block, int(errors), self._seed, device)
+
+    def _place(self, checkpoint: Path) -> io.Checkpoint:
+        return io.Checkpoint(
+            checkpoint, self._belongs, where="certify", what="evaluation",
+            remedy="remove it, or name another folder",
+        )  # fmt: skip
 
     def _round(self) -> Tensor:
         if self._network.independent:
@@ -271,31 +285,3 @@ def _guess(
         return float(_pass(network, posterior, data, noise)) / len(data[0])
     errors = sum(_block(network, posterior, data, block, noise) for _ in range(8))
     return float(errors) / (8 * block)
-
-
-class _State:
-    """The state of an evaluation on disk, for the plan with this digest."""
-
-    def __init__(self, path: Path | None, settings: str) -> None:
-        self._path, self._settings = path, settings
-
-    def load(self, noise: torch.Generator) -> tuple[Tensor | int, int]:
-        if self._path is None or not self._path.exists():
-            return 0, 0
-        tensors, metadata = io.read_tensors(self._path, ours=True)
-        known = metadata.get("plan") == self._settings
-        if not known or tensors.keys() != {"errors", "done", "noise"}:
-            rule = "belongs to another evaluation"
-            remedy = "remove it, or name another folder"
-            raise CurvescopeError(repr(str(self._path)), rule, remedy=remedy)
-        noise.set_state(tensors["noise"])
-        return int(tensors["errors"]), int(tensors["done"])
-
-    def save(self, errors: int, done: int, noise: torch.Generator) -> None:
-        if self._path is not None:
-            tensors = {
-                "errors": torch.tensor(errors),
-                "done": torch.tensor(done),
-                "noise": noise.get_state(),
-            }
-            io.write_tensors(self._path, tensors, {"plan": self._settings})

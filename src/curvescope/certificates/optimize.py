@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from curvescope import _random
+from curvescope import _random, io
 from curvescope._state import fast_precision
 from curvescope.certificates.bases import Bases
 from curvescope.certificates.blocks import Layout
 from curvescope.certificates.bound import complexity
-from curvescope.certificates.course import Course, State
 from curvescope.certificates.curvature import CurvatureBases
 from curvescope.certificates.descent import Descent, Standing
 from curvescope.certificates.divergence import kl_inverse
@@ -29,6 +28,7 @@ from curvescope.errors import CurvescopeError
 
 log = logging.getLogger("curvescope")
 
+EVERY = 3.0  # seconds between two saved states
 _FIRST_RHO = -3.0  # ϱ at the start: λ = e^{−6} (DH alg. 1)
 _LEAST_DEVIATION = 1e-4  # log|w| of a weight that is zero
 _FIRST_WEIGHT = 1.5  # β/n before anything is known
@@ -75,7 +75,7 @@ def optimize(
     delta: float = 0.025,
     progress: Callable[[Progress], None] | None = None,
     graph: bool = True,
-    course: Course | None = None,
+    checkpoint: io.Checkpoint | None = None,
 ) -> Optimized:
     """The posterior that ``method`` finds, starting from the model's weights (DH alg. 1).
 
@@ -91,7 +91,8 @@ def optimize(
         delta: δ of the bound.
         progress: Called after every epoch.
         graph: Whether steps are replayed as a CUDA graph, where there is CUDA.
-        course: Keeps the state now and then; the same call goes on from it to the same posterior.
+        checkpoint: A place for the state after an epoch; the same call goes on from it to the same
+            posterior.
 
     Raises:
         CurvescopeError: If the optimization diverges.
@@ -112,15 +113,14 @@ def optimize(
     )  # fmt: skip
     descent.weight.fill_(_FIRST_WEIGHT * samples)
     descent.temperature.fill_(method.temperature * _typical_margin(network, start, data))
-    course = course or Course(None, "")
     history: list[Point] = []
     with fast_precision(), stepping(descent, graph=graph) as step:
         noise_source = _noise_source(generator, start.device)
         journey = _Journey(descent, source, generator, noise_source)
-        kept = course.load()
-        if kept is not None:
-            curvature = journey.load(kept[0])
-            history = [Point(**point) for point in kept[1]]
+        saved, written = None if checkpoint is None else checkpoint.load(), time.monotonic()
+        if saved is not None:
+            curvature = journey.load(saved.tensors)
+            history = [Point(**point) for point in saved.notes]
         for epoch in range(len(history), method.epochs):
             if source is not None and method.refreshes(epoch):
                 bases, curvature = source(descent.mean)
@@ -135,7 +135,9 @@ def optimize(
                 descent.temperature.fill_(method.temperature * (standing.margin or 1.0))
             if method.layer_priors:
                 descent.adapt_priors(min(1.0, _PRIOR_TIMES / method.epochs))
-            course.keep(partial(journey.state, curvature, history))
+            if checkpoint is not None and time.monotonic() - written >= EVERY:
+                checkpoint.save(journey.tensors(curvature), [asdict(point) for point in history])
+                written = time.monotonic()
             if progress is not None:
                 progress(Progress("optimize", epoch + 1, method.epochs, point.bound))
     if method.layer_priors:
@@ -153,13 +155,13 @@ class _Journey:
     order: torch.Generator
     noise: torch.Generator
 
-    def state(self, curvature: Tensor, history: list[Point]) -> State:
-        """As tensors and notes, for :class:`~curvescope.certificates.course.Course`."""
+    def tensors(self, curvature: Tensor) -> dict[str, Tensor]:
+        """By names."""
         tensors = self.descent.state() | {"curvature": curvature}
         tensors |= {"order": self.order.get_state(), "noise": self.noise.get_state()}
         if self.source is not None:
             tensors |= self.source.decompose.tensors()
-        return tensors, [asdict(point) for point in history]
+        return tensors
 
     def load(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Take over such tensors; returns the curvature among them."""

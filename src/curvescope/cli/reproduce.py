@@ -194,11 +194,11 @@ def _one(
 @contextmanager
 def _held(*folders: Path) -> Iterator[None]:
     """Keep other processes out of the folders while the block runs; they may be the same."""
-    from curvescope.experiments.lock import held
+    from curvescope import io
 
     with ExitStack() as stack:
         for folder in dict.fromkeys(folder.resolve() for folder in folders):
-            stack.enter_context(held(folder))
+            stack.enter_context(io.held(folder))
         yield
 
 

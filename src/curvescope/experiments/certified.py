@@ -6,9 +6,8 @@ lie in ``NAME.parts``, whose ``config.json`` says what they are parts of.
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,8 @@ from curvescope.certificates.certificate import posterior_file, refuse_others
 from curvescope.certificates.prior import State
 from curvescope.certificates.request import Request, describe
 from curvescope.errors import CurvescopeError
-from curvescope.experiments.lock import locked
-from curvescope.experiments.store import claimed
-from curvescope.training.folder import differences
 
 _REMEDY = "name another file with --out, or replace it with --again"
-_EMPTY = {"config.json", ".lock"}
 
 
 def parts_folder(place: Path) -> Path:
@@ -73,7 +68,11 @@ def certified(
         return True
     if not again:
         refuse_others(place, request)
-    with _parts(parts_folder(place), request, again=again) as parts:
+    parts = parts_folder(place)
+    with io.claimed(
+        parts, request, what="an unfinished certificate", remedy=_REMEDY, remedy_cli=None,
+        replace=again,
+    ):  # fmt: skip
         if finished():  # another process was quicker
             return True
         certificate = certify(
@@ -81,7 +80,10 @@ def certified(
             **settings,
         )  # fmt: skip
         certificate.save(place, overwrite=again)
-        _clear(parts)
+        for part in parts.glob("*.safetensors"):
+            part.unlink()
+    with suppress(OSError):
+        parts.rmdir()  # if a killed process has made it
     return False
 
 
@@ -97,7 +99,9 @@ def _finished(
     if not place.exists():
         return False
     certificate = Certificate.load(place)
-    _compare(place, certificate.request, request, "a certificate")
+    io.refuse_difference(
+        repr(str(place)), certificate.request, request, "a certificate", remedy=_REMEDY
+    )
     if not posterior_file(place).exists():
         return False
     result = certificate.verify(
@@ -108,42 +112,3 @@ def _finished(
         rule = f"holds a certificate that is refuted ({wrong[0]})"
         raise CurvescopeError(repr(str(place)), rule, remedy=_REMEDY)
     return True
-
-
-@contextmanager
-def _parts(folder: Path, request: Request, *, again: bool) -> Iterator[Path]:
-    """The folder for parts, for this process alone; gone at the end if it has none.
-
-    Parts of another request are refused, or removed if that is wanted.
-    """
-    config = folder / "config.json"
-    if config.exists() and io.header(io.read_json(config)) == Request.__name__:
-        there = io.load(config, Request, remedy=_REMEDY)
-        if not again:
-            _compare(folder, there, request, "an unfinished certificate")
-        elif there != request:
-            with locked(folder):
-                _clear(folder)
-    with claimed(folder, request):
-        try:
-            yield folder
-        finally:  # while nobody else may work here
-            if {entry.name for entry in folder.iterdir()} <= _EMPTY:
-                shutil.rmtree(folder, ignore_errors=True)
-
-
-def _compare(where: Path, there: Request, here: Request, what: str) -> None:
-    different = differences(io.encode(there)[0], io.encode(here)[0])
-    if different:
-        more = f"; and {len(different) - 6} more" if len(different) > 6 else ""
-        rule = f"holds {what} of another configuration ({'; '.join(different[:6])}{more})"
-        raise CurvescopeError(repr(str(where)), rule, remedy=_REMEDY)
-
-
-def _clear(folder: Path) -> None:
-    """Remove the parts; the lock stays with whoever holds it."""
-    for entry in folder.iterdir():
-        if entry.is_dir():
-            shutil.rmtree(entry)
-        elif entry.name != ".lock":
-            entry.unlink()

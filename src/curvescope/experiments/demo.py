@@ -25,7 +25,7 @@ from curvescope.experiments.known import known
 from curvescope.experiments.quantities import LARGEST, SMALLEST, TRACE
 from curvescope.experiments.stages.context import derived
 from curvescope.experiments.stages.overview import Overview
-from curvescope.experiments.store import RunDirectory, claimed
+from curvescope.experiments.store import RunDirectory
 from curvescope.experiments.training import named_data, train_network
 from curvescope.problem import Problem
 from curvescope.spectra.control import Progress
@@ -125,7 +125,7 @@ def demonstrate(
     """
     seed = positive_int("demonstrate", "seed", seed, minimum=0)
     plan = plan or Plan()
-    with claimed(out, Course(seed, plan)) as place:
+    with io.claimed(out, Course(seed, plan)) as place:
         for subject in (*plan.analyzed, plan.certified):
             tell(f"{subject.network}: training")
             _train(subject, place, seed, show)

@@ -16,7 +16,6 @@ from curvescope.errors import CurvescopeError
 from curvescope.experiments import known as best
 from curvescope.experiments import load, trained
 from curvescope.experiments.configuration import Analysis
-from curvescope.experiments.lock import held
 from curvescope.experiments.stages import sharpness as stage
 from curvescope.experiments.stages.context import derived
 from curvescope.experiments.store import RunDirectory
@@ -119,7 +118,7 @@ def measured_run(
     source = "kept"
     if reports is None:
         splits = trained.load_run_data(folder, root=root, seed=data_seed)
-        with held(folder):
+        with io.held(folder):
             reports = _measure(folder, config, splits, measuring, device, tell)
             io.save(folder / FILE, Measured(identity, measuring, reports))
         source = "measured"

@@ -30,11 +30,8 @@ from curvescope.errors import CurvescopeError
 from curvescope.experiments.checks import Check
 from curvescope.experiments.configuration import Analysis
 from curvescope.experiments.environment import environment
-from curvescope.experiments.lock import locked
-from curvescope.training.folder import differences
 
 T = TypeVar("T")
-_OTHERS = "name another folder with --out, or remove this one"
 
 
 @dataclass(frozen=True)
@@ -216,62 +213,6 @@ def open_for_work(path: io.PathLike, config: Analysis) -> Iterator[OpenRun]:
             (the message shows the difference), or another process works in it; nothing has been
             changed then.
     """
-    with claimed(path, config) as place:
+    with io.claimed(path, config) as place:
+        io.remove_parts(place / "figures")
         yield OpenRun(place)
-
-
-@contextmanager
-def claimed(path: io.PathLike, config: Any) -> Iterator[Path]:
-    """A folder of one kind and configuration, for this process alone while the block runs.
-
-    Args:
-        path: A folder that is new, empty, or holds the same with the same configuration.
-        config: What decides the numbers, a frozen dataclass; it is written first. What a killed
-            process has begun to write is removed.
-
-    Raises:
-        CurvescopeError: As for :func:`open_for_work`.
-
-    >>> import tempfile
-    >>> from curvescope.experiments.configuration import Settings
-    >>> folder = Path(tempfile.mkdtemp()) / "run"
-    >>> with claimed(folder, Settings(steps=10)) as place:
-    ...     sorted(entry.name for entry in place.iterdir())
-    ['.lock', 'config.json']
-    >>> with claimed(folder, Settings(steps=20)):
-    ...     pass
-    Traceback (most recent call last):
-    curvescope.errors.CurvescopeError: ...: holds a run with another configuration (steps is 10
-    there and 20 here); name another folder with --out, or remove this one
-    """
-    place = Path(path)
-    try:
-        _refuse_foreign(place, config)
-        place.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        rule = f"cannot be used ({error.strerror})"
-        remedy = "name another folder with --out"
-        raise CurvescopeError(repr(str(place)), rule, remedy=remedy) from None
-    with locked(place):
-        _refuse_foreign(place, config)  # another process may have been quicker
-        io.remove_parts(place, place / "figures")
-        if not (place / "config.json").exists():
-            io.save(place / "config.json", config)
-        yield place
-
-
-def _refuse_foreign(place: Path, config: Any) -> None:
-    """Refuse a folder that is not ours, before anything is changed."""
-    where = f"{str(place)!r}"
-    if place.exists() and not place.is_dir():
-        raise CurvescopeError(where, "is a file", remedy="name a folder with --out")
-    if (place / "config.json").exists():
-        there = io.load(place / "config.json", type(config), remedy=_OTHERS)
-        different = differences(io.encode(there)[0], io.encode(config)[0])
-        if different:
-            more = f"; and {len(different) - 6} more" if len(different) > 6 else ""
-            rule = f"holds a run with another configuration ({'; '.join(different[:6])}{more})"
-            raise CurvescopeError(where, rule, remedy=_OTHERS)
-    elif place.is_dir() and not set(place.iterdir()) <= {place / ".lock", *io.part_files(place)}:
-        rule = "is neither empty nor a run directory"
-        raise CurvescopeError(where, rule, remedy="name another folder with --out")

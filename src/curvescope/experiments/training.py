@@ -1,4 +1,4 @@
-"""Training by names: a network, a data set and a recipe into a folder, held while it is written."""
+"""Training by names: a network, a data set and a recipe into a folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from curvescope.data import Dataset, dataset
 from curvescope.data.normalize import Kind
-from curvescope.experiments.lock import held
 from curvescope.flatness import TraceRegularizer
 from curvescope.networks.names import network as build
 from curvescope.training import loop
@@ -107,15 +106,14 @@ def train_network(
         penalty = TraceRegularizer(
             kind, weight=weight, generator=generator, loss=recipe.minimized("train")
         )
-    with held(folder):
-        trained = loop.train(
-            model,
-            data,
-            recipe,
-            test=data.test,
-            folder=folder,
-            resume=resume,
-            penalty=penalty,
-            tell=tell,
-        )
+    trained = loop.train(
+        model,
+        data,
+        recipe,
+        test=data.test,
+        folder=folder,
+        resume=resume,
+        penalty=penalty,
+        tell=tell,
+    )
     return model, trained

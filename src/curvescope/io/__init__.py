@@ -4,7 +4,8 @@
 are JSON and safetensors, ``arrays`` numpy's archives, read strictly; ``codec`` turns frozen
 dataclasses into the first two and back, by their annotations; ``stored`` is a dataclass in a file,
 with its type, format and checksum; ``checkpoint`` is the state of unfinished work, which goes on
-only where it belongs.
+only where it belongs; ``folder`` and ``lock`` keep a folder for one process, and a run directory
+for one configuration.
 """
 
 from curvescope.io.arrays import array_headers, read_arrays
@@ -21,6 +22,8 @@ from curvescope.io.files import (
     read_bytes,
     remove_parts,
 )
+from curvescope.io.folder import claimed, held, refuse_difference, refuse_others
+from curvescope.io.lock import busy, locked
 from curvescope.io.stored import (
     append_line,
     header,
@@ -58,17 +61,21 @@ __all__ = [
     "array_headers",
     "atomic",
     "atomic_all",
+    "busy",
     "check_tensors",
+    "claimed",
     "decode",
     "differences",
     "encode",
     "flush",
     "header",
+    "held",
     "in_words",
     "json_text",
     "line",
     "load",
     "load_lines",
+    "locked",
     "make_folder",
     "notes_of",
     "pack",
@@ -81,6 +88,8 @@ __all__ = [
     "read_notes",
     "read_tensors",
     "readable",
+    "refuse_difference",
+    "refuse_others",
     "remove_parts",
     "save",
     "tensor_bytes",

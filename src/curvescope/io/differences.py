@@ -1,10 +1,12 @@
-"""In what two configurations differ, in words."""
+"""In what two configurations differ, in words for the rule of an error."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from typing import Any
+
+from curvescope.errors import mention
 
 _MOST = 6
 """Differences that a sentence can hold."""
@@ -23,9 +25,9 @@ def differences(
         name: The place of both in something larger.
 
     >>> differences({"lr": 0.1, "data": {"n": 5}}, {"lr": 0.2, "data": {"n": 5}})
-    ['lr is 0.1 there and 0.2 here']
+    ['`lr` is 0.1 there and 0.2 here']
     >>> differences({"data": {"digest": "0" * 64}}, {"data": {"digest": "1" * 64}})
-    ['data.digest is another one']
+    ['`data.digest` is another one']
     """
     if isinstance(there, dict) and isinstance(here, dict):
         return [
@@ -40,7 +42,7 @@ def differences(
     digests = all(isinstance(x, str) and _DIGEST.fullmatch(x) for x in (there, here))
     default = "{name} is another one" if digests else "{name} is {there!r} there and {here!r} here"
     text = (words or {}).get(name, default)
-    return [text.format(name=name, there=there, here=here)]
+    return [text.format(name=mention(name), there=there, here=here)]
 
 
 def in_words(different: list[str]) -> str:

@@ -14,7 +14,6 @@ from curvescope._numbers import percent, short
 from curvescope.errors import CurvescopeError
 from curvescope.experiments.configuration import Analysis
 from curvescope.experiments.known import known
-from curvescope.experiments.lock import busy
 from curvescope.experiments.quantities import LARGEST, TRACE
 from curvescope.experiments.stages.overview import Overview
 from curvescope.experiments.store import RunDirectory
@@ -179,7 +178,7 @@ def _analysis(name: str, run: RunDirectory) -> Found:
             numbers[label] = str(row[quantity])
     state = "finished" if run.complete else f"{len(run.stages)} of {len(run.expected)} stages"
     if not run.complete:
-        state += ", running" if busy(run.path) else ", stopped"
+        state += ", running" if io.busy(run.path) else ", stopped"
     if not all(check.passed for _, check in run.checks()):
         state += ", a check disagrees"
     config = run.config
@@ -199,7 +198,7 @@ def _training(name: str, place: Path) -> Found:
     numbers: dict[str, str] = {}
     run = TrainingFolder(place)
     config, result = run.config, run.result()
-    state = "running" if busy(place) else "stopped"
+    state = "running" if io.busy(place) else "stopped"
     if result is not None:
         state = "finished" if result.diverged is None else "diverged"
         for split, fit in (("train", result.train), ("test", result.test)):

@@ -16,8 +16,8 @@ Every file carries a checksum that also holds the configuration: one of another 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 from torch import Tensor, nn
 
 from curvescope import io
-from curvescope.errors import CurvescopeError, mention
+from curvescope.errors import CurvescopeError
 from curvescope.training.records import Epoch, Result, Training
 from curvescope.training.weights import load_weights, save_weights
 
@@ -97,33 +97,20 @@ class RunFolder:
         self.path = Path(path)
         self._config, self._owner = config, identity_of(config)
         self._saved_at = self._saving_took = 0.0
-        self._check(resume)
-
-    def _check(self, resume: bool) -> None:
-        where = f"train(folder={str(self.path)!r})"
-        if self.path.exists() and not self.path.is_dir():
-            raise CurvescopeError(where, "is a file", remedy="name a folder")
-        if not self.path.is_dir():
-            return
-        if not (self.path / "config.json").exists():
-            # A kill before the configuration was there leaves at most the folder for weights.
-            if all(_is_ours(entry) for entry in self.path.iterdir()):
-                return
-            rule = "is neither empty nor the folder of a run"
-            raise CurvescopeError(where, rule, remedy="name another one")
-        remedy = "name another folder, or remove this one"
-        there = io.load(self.path / "config.json", Training, remedy=remedy)
-        different = differences(io.encode(there)[0], io.encode(self._config)[0])
-        if different:
-            raise CurvescopeError(
-                where,
-                f"holds a run with another configuration ({'; '.join(different[:6])})",
-                remedy=remedy,
-                remedy_cli="name another folder with --out, or remove it",
-            )
-        if not resume and not self.finished:
+        self._state = io.Checkpoint(
+            self.path / "state.safetensors", {"run": self._owner}, where="train", what="run",
+            remedy="start in another folder",
+        )  # fmt: skip
+        io.refuse_others(self.path, config)
+        if not resume and not self.finished and (self.path / "config.json").exists():
             remedy = "`resume=True` continues it, another folder starts anew"
-            raise CurvescopeError(where, "holds an unfinished run", remedy=remedy)
+            raise CurvescopeError(repr(str(self.path)), "holds an unfinished run", remedy=remedy)
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Keep other processes out while the block runs; the configuration is written first."""
+        with io.claimed(self.path, self._config):
+            yield
 
     @property
     def finished(self) -> bool:
@@ -148,21 +135,19 @@ class RunFolder:
 
     def _tidy(self) -> None:
         """Remove what a process has left that was killed at the very end."""
-        with suppress(OSError, CurvescopeError):  # a folder may be read without being ours to write
-            (self.path / "state.safetensors").unlink(missing_ok=True)
+        left = [*io.part_files(self.path), *io.part_files(self.path / "weights")]
+        if not left and not self._state.path.exists():
+            return
+        # a folder may be read without being ours to write
+        with suppress(OSError, CurvescopeError), io.held(self.path):
+            self._state.remove()
             io.remove_parts(self.path, self.path / "weights")
 
     def begin(self, model: nn.Module) -> None:
-        """Write the configuration and the initial weights, unless they are there."""
-        try:
-            (self.path / "weights").mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            rule = f"cannot be made ({error.strerror})"
-            raise CurvescopeError(f"train(folder={str(self.path)!r})", rule) from None
-        io.remove_parts(self.path, self.path / "weights")
-        if not (self.path / "config.json").exists():
-            io.save(self.path / "config.json", self._config)
-        if not (self.path / "weights" / "initial.safetensors").exists():
+        """Write the initial weights, unless they are there."""
+        weights = io.make_folder(self.path / "weights")
+        io.remove_parts(weights)
+        if not (weights / "initial.safetensors").exists():
             self.keep("initial", model, {"epoch": 0})
 
     def keep(self, name: str, model: nn.Module, notes: Mapping[str, Any]) -> None:
@@ -184,21 +169,14 @@ class RunFolder:
         """Save the state to go on from; the log up to it reaches the disk first."""
         started = time.monotonic()
         io.flush(self.path / "metrics.jsonl")
-        notes = {"epoch": str(state.epoch), "run": self._owner}
-        io.write_tensors(self.path / "state.safetensors", state.tensors, notes)
+        self._state.save(state.tensors, state.epoch)
         self._saved_at = time.monotonic()
         self._saving_took = self._saved_at - started
 
     def load(self) -> tuple[State | None, list[Epoch]]:
         """The last saved state, if any, and the log up to it; what comes later is cut off."""
-        state = None
-        if (self.path / "state.safetensors").exists():
-            file = self.path / "state.safetensors"
-            tensors, metadata = io.read_tensors(file, ours=True, links=False)
-            epoch = metadata.get("epoch", "")
-            if not epoch.isdecimal() or metadata.get("run") != self._owner:
-                self.refuse("state.safetensors does not say its epoch, or is of another run")
-            state = State(int(epoch), tensors)
+        saved = self._state.load()
+        state = None if saved is None else State(saved.notes, saved.tensors)
         done = state.epoch if state else 0
         epochs = epochs_of(self.path, self._owner, until=done)
         if len(epochs) < done:
@@ -218,7 +196,7 @@ class RunFolder:
     def finish(self, result: Result) -> None:
         """Write the result, then remove the state."""
         io.save(self.path / "result.json", result, owner=self._owner)
-        (self.path / "state.safetensors").unlink(missing_ok=True)
+        self._state.remove()
 
 
 def identity_of(config: Training) -> str:
@@ -258,24 +236,3 @@ def _check_weights(file: Path, owner: str, epoch: int) -> None:
     if (notes.get("run"), notes.get("epoch")) != (owner, epoch):
         rule = "is of another run or another epoch"
         raise CurvescopeError(repr(str(file)), rule, remedy="train again")
-
-
-def _is_ours(entry: Path) -> bool:
-    if entry.name == "weights":
-        return entry.is_dir() and all(inner.suffix == ".part" for inner in entry.iterdir())
-    return entry.suffix == ".part" or entry.name == ".lock"
-
-
-def differences(there: Any, here: Any, name: str = "") -> list[str]:
-    """Where two configurations differ, in words for the rule of an error.
-
-    >>> differences({"lr": 0.1, "data": {"n": 5}}, {"lr": 0.2, "data": {"n": 5}})
-    ['`lr` is 0.1 there and 0.2 here']
-    """
-    if isinstance(there, dict) and isinstance(here, dict):
-        return [
-            line
-            for key in dict.fromkeys([*there, *here])
-            for line in differences(there.get(key), here.get(key), f"{name}.{key}".lstrip("."))
-        ]
-    return [] if there == here else [f"{mention(name)} is {there!r} there and {here!r} here"]

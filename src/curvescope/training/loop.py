@@ -176,21 +176,21 @@ def train_many(
 
     results: dict[int, Trained] = {}
     runs: dict[int, Run] = {}
-    for i, (model, recipe, place) in enumerate(zip(models, recipes, places, strict=True)):
-        if place is not None and place.finished:
-            results[i] = finished(model, recipe, place)
-        else:
-            runs[i] = Run(
-                model, recipe, samples=len(y), folder=place, loss=losses[i], penalty=penalty
-            )
-    with _held(runs.values(), device):
-        levels = sorted({run.epoch for run in runs.values()} | {recipes[0].epochs})
-        for level, until in pairwise(levels):
-            group = [run for run in runs.values() if run.epoch == level and run.diverged is None]
-            if group:
-                _advance(group, until, (X, y), measured, tell)
-        for i, run in runs.items():
-            results[i] = run.conclude(X, y, measured)
+    with ExitStack() as claims:
+        for place in places:
+            if place is not None and not place.finished:
+                claims.enter_context(place.claimed())
+        for i, (model, recipe, place) in enumerate(zip(models, recipes, places, strict=True)):
+            if place is not None and place.finished:
+                results[i] = finished(model, recipe, place)
+            else:
+                runs[i] = Run(
+                    model, recipe, samples=len(y), folder=place, loss=losses[i], penalty=penalty
+                )
+        with _held(runs.values(), device):
+            _to_the_end(list(runs.values()), (X, y), measured, tell)
+            for i, run in runs.items():
+                results[i] = run.conclude(X, y, measured)
     for model in models:
         _state.evaluated(model)
     return tuple(results[i] for i in range(len(models)))
@@ -263,6 +263,15 @@ def _held(runs: Iterable[Run], device: torch.device) -> Iterator[None]:
             for run in held:
                 run.save()
             raise
+
+
+def _to_the_end(runs: Sequence[Run], data: Split, test: Split | None, tell: Tell | None) -> None:
+    """Train runs side by side; those that are behind catch up first."""
+    ends = {run.recipe.epochs for run in runs}  # the same for all
+    for level, until in pairwise(sorted({run.epoch for run in runs} | ends)):
+        group = [run for run in runs if run.epoch == level and run.diverged is None]
+        if group:
+            _advance(group, until, data, test, tell)
 
 
 def _advance(
