@@ -367,6 +367,15 @@ def test_data_that_are_written_to_never_give_other_products(
         torch.testing.assert_close(again, before)
 
 
+def test_the_last_bit_of_one_number_is_noticed_by_streamed_products() -> None:
+    X, y = samples()
+    A = Hessian(Problem(first().model, (X, y)), keep=False)
+    product(A)
+    X[3, 1] = torch.nextafter(X[3, 1], X[3, 1] + 1)
+    with pytest.raises(CurvescopeError, match="the data have changed since the problem was built"):
+        product(A)
+
+
 @pytest.mark.parametrize("write", WRITES)
 def test_data_that_are_written_to_after_they_were_named_are_refused(write: str) -> None:
     X, y = samples()

@@ -192,7 +192,7 @@ OTHER: dict[str, Callable[[World], World]] = {
     "another loss of its name": lambda w: replace(w, loss=smoothed(0.2)),
     "one input's last bit": other_data,
     "labels exchanged": labels_exchanged,
-    "a sample twice": lambda w: replace(w, data=tuple(torch.cat([t, t[:1]]) for t in samples())),
+    "two samples twice": lambda w: replace(w, data=tuple(torch.cat([t, t[:2]]) for t in samples())),
     "another seed": lambda w: replace(w, seed=1),
     "a generator that went on": lambda w: replace(w, drawn=1),
     "another setting": lambda w: replace(w, setting=7),

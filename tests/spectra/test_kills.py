@@ -115,6 +115,16 @@ def test_resumed_estimates_have_the_same_bits(name: str, tmp_path: Path) -> None
     killed_and_resumed(name, "auto", tmp_path, "hessian", 1 + (name == "eigenpairs"))
 
 
+@pytest.mark.parametrize("matrix", ["hessian", "dense"])
+@pytest.mark.parametrize("name", list(ESTIMATES))
+def test_finished_estimates_have_the_same_bits(name: str, matrix: str, tmp_path: Path) -> None:
+    """Their last state is all that is left; a dense matrix gives rows in another layout."""
+    H = cs.Hessian(problem(), keep=False)
+    A = cs.Dense((H.dense() + H.dense().T) / 2, symmetric=True) if matrix == "dense" else H
+    whole = ESTIMATES[name](A, checkpoint=tmp_path / "state", every=1)
+    assert digest(ESTIMATES[name](A, checkpoint=tmp_path / "state", every=1)) == digest(whole)
+
+
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("name", ["eigenpairs", "xtrace"])
 def test_other_ways_of_keeping(name: str, keep: bool, tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ class Subspace(Estimator[EigenPairs]):
     def step(self) -> None:
         """One iteration."""
         Q = _orthonormal(self.state["A Q"]) if self.done else self.state["Q"]
-        image = multiply(self._operator, Q)
+        image = multiply(self._operator, Q).contiguous()  # as it comes back from a file
         self.state = {"Q": Q, "A Q": image, "done": self.state["done"] + 1}
 
     def result(self, end: End) -> EigenPairs:
