@@ -148,6 +148,6 @@ def test_the_command_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Layers by themselves" in Path("runs/net/report.html").read_text(encoding="utf-8")
     place = words.index("--extra") + 1
     assert run([*words[:place], "blocks.py:measure", *words[place + 1 :]]) == 2
-    assert "--extra 'blocks.py:measure' must name an Extra, got function" in (
+    assert "--extra 'blocks.py:measure' must name an object of the class Extra, got" in (
         capsys.readouterr().err
     )

@@ -34,7 +34,7 @@ def reproduce(
         list[str] | None,
         typer.Argument(
             metavar="NAME",
-            help="list, show, an entry, a paper, or a pattern such as '*/table-*'.",
+            help="list, show, an entry, a paper, a pattern such as '*/table-*', or FILE.py:ENTRY.",
         ),
     ] = None,
     scale: Annotated[
@@ -69,6 +69,7 @@ def reproduce(
     curvescope reproduce show dissecting-hessian/random-two-layer
     curvescope reproduce dissecting-hessian/random-two-layer
     curvescope reproduce flatness --scale small --root ../data
+    curvescope reproduce mine.py:ENTRY
     """  # noqa: D301 (\b keeps the lines of the examples apart)
     one_of("reproduce", "scale", scale, SCALES)
     asked, *others = names or ["list"]
@@ -99,9 +100,12 @@ def reproduce(
         check_folder(option, folder)
     _check_index(out / "INDEX.md")
     records = []
+    of_catalog = {entry.name for entry in entries()}
     with stoppable(_advice(out, settings.work, again=again), out, settings.work):
         for entry in chosen:
-            record = _one(entry, settings, out, again=again, redraw=redraw, quiet=quiet or as_json)
+            # Code of users changes: what it made before is not taken for what it makes now.
+            anew = (again or entry.name not in of_catalog) and not redraw
+            record = _one(entry, settings, out, again=anew, redraw=redraw, quiet=quiet or as_json)
             records.append(record)
             if not as_json:
                 studies.show_record(record, out, console)
@@ -119,12 +123,18 @@ def _check_index(file: Path) -> None:
 
 
 def _find(names: Sequence[str]) -> tuple[Entry, ...]:
-    """The entries of these names, each once, in the order of the catalog."""
+    """The entries of these names, each once, in the order of the catalog; users' own at the end."""
+    from curvescope.cli.studies import load_entry
     from curvescope.studies.listing import entries, find
 
     known = [entry.name for entry in entries()]
     wanted: set[str] = set()
+    of_users: dict[str, Entry] = {}
     for name in names:
+        if ":" in name:
+            entry = load_entry(name)
+            of_users[entry.name] = entry
+            continue
         try:
             wanted |= {entry.name for entry in find(name)}
         except CurvescopeError:
@@ -133,7 +143,7 @@ def _find(names: Sequence[str]) -> tuple[Entry, ...]:
             rule = f"there is no entry {name!r}{hint}"
             remedy = "curvescope reproduce list shows all"
             raise CurvescopeError("reproduce", rule, remedy=remedy) from None
-    return tuple(entry for entry in entries() if entry.name in wanted)
+    return (*(entry for entry in entries() if entry.name in wanted), *of_users.values())
 
 
 def _near(name: str, known: Sequence[str]) -> list[str]:

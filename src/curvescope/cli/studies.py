@@ -14,12 +14,31 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from curvescope.errors import CurvescopeError
+from curvescope.experiments.load import load_instance
 from curvescope.reports.reproduction import published
 from curvescope.studies.entry import SCALES, Entry
+from curvescope.studies.listing import entries
 from curvescope.studies.record import Record, load
 
 _TIME = re.compile(r"\b(\d+|a|ten) (s|seconds?|minutes?|hours?)\b|\bfor (hours)\b")
 _UNITS = {"s": "s", "m": "min", "h": "h"}
+
+
+def load_entry(text: str) -> Entry:
+    """The entry that ``package.module:NAME`` or ``file.py:NAME`` stands for.
+
+    Raises:
+        CurvescopeError: If it is none, or has the name of one of the catalog.
+    """
+    where = f"reproduce {text!r}"
+    entry = load_instance(where, text, Entry)
+    if any(entry.name == other.name for other in entries()):
+        raise CurvescopeError(where, "`name` is that of an entry of the catalog", given=entry.name)
+    if not re.fullmatch(r"[\w-]+/[\w-]+", entry.name):
+        rule = "`name` must be a folder and an entry in it, such as 'mine/first'"
+        raise CurvescopeError(where, rule, given=repr(entry.name))
+    return entry
 
 
 def show(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from curvescope.networks.names import network
 from curvescope.problem.losses import Loss
 from curvescope.training.weights import load_weights
 
+T = TypeVar("T")
 _FOREIGN_WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
 
 
@@ -97,12 +98,17 @@ def load_loss(text: str) -> str | nn.Module | Callable[..., Tensor] | Loss:
 
 
 def load_extra(text: str) -> Extra:
-    """The stage of one's own that ``package.module:NAME`` or ``file.py:NAME`` stands for."""
-    where = f"--extra {text!r}"
-    found = _find(where, text)
-    if not isinstance(found, Extra):
-        raise CurvescopeError(where, "must name an Extra", given=type(found).__name__)
-    return found
+    """The user's stage that ``package.module:NAME`` or ``file.py:NAME`` stands for."""
+    return load_instance(f"--extra {text!r}", text, Extra)
+
+
+def load_instance(where: str, text: str, kind: type[T]) -> T:
+    """The object of a class that ``package.module:NAME`` or ``file.py:NAME`` stands for."""
+    value = _find(where, text)
+    if not isinstance(value, kind):
+        rule = f"must name an object of the class {kind.__name__}"
+        raise CurvescopeError(where, rule, given=type(value).__name__)
+    return value
 
 
 def read_weights(path: Path, model: nn.Module) -> None:

@@ -9,7 +9,7 @@ from curvescope.figures.draw import draw
 from curvescope.io import atomic, make_folder
 from curvescope.studies.entry import Row
 from curvescope.studies.listing import entries
-from curvescope.studies.record import Record, load
+from curvescope.studies.record import FILE, Record, load
 
 
 def write(folder: Path, record: Record) -> Path:
@@ -96,7 +96,7 @@ TITLE = "# The catalog, and what is here of it"
 
 
 def index(folder: Path) -> str:
-    """All entries of the catalog, with what this folder holds of them, and the sums."""
+    """All entries of the catalog and what else the folder holds, with the sums."""
     lines = [
         TITLE,
         "",
@@ -109,18 +109,20 @@ def index(folder: Path) -> str:
         "|---|---|---|---|---|---|",
     ]
     rows = judged = met = here = 0
-    for entry in entries():
-        record = load(folder, entry.name)
+    sources = {entry.name: entry.source for entry in entries()}
+    others = {"/".join(file.parts[-3:-1]) for file in folder.glob(f"*/*/{FILE}")} - set(sources)
+    for name in (*sources, *sorted(others)):
+        record = load(folder, name)
         if record is None:
-            lines.append(f"| {entry.name} | {entry.source} | – | not computed here | | |")
+            lines.append(f"| {name} | {sources[name]} | – | not computed here | | |")
             continue
         outcome = record.outcome
         count = len(outcome.rows) + len(outcome.checks)
         here, rows, judged = here + 1, rows + count, judged + len(outcome.judged)
         met += sum(row.agrees is True for row in outcome.judged)
-        link = f"[{entry.name}]({entry.name}/README.md)"
+        link = f"[{name}]({name}/README.md)"
         lines.append(
-            f"| {link} | {entry.source} | {record.scale} | {record.verdict} | {count} "
+            f"| {link} | {record.source} | {record.scale} | {record.verdict} | {count} "
             f"| {spent(record)} |"
         )
     lines += [
