@@ -367,6 +367,16 @@ def test_data_that_are_written_to_never_give_other_products(
         torch.testing.assert_close(again, before)
 
 
+@pytest.mark.parametrize("kept", ["H", "H, streamed"])
+def test_large_data_that_are_written_to_past_the_count_are_refused(kept: str) -> None:
+    X, y = (torch.cat([t] * 200) for t in samples())
+    A = KEPT[kept](Problem(first().model, [(X, y), (X[:5].clone(), y[:5])]))
+    product(A)
+    X.numpy()[:] -= X.numpy().mean()
+    with pytest.raises(CurvescopeError, match="the data have changed since the problem was built"):
+        product(A)
+
+
 def test_the_last_bit_of_one_number_is_noticed_by_streamed_products() -> None:
     X, y = samples()
     A = Hessian(Problem(first().model, (X, y)), keep=False)

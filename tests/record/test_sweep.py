@@ -159,10 +159,7 @@ def live_bytes() -> int:
 
 
 def test_a_streamed_operator_leaves_nothing_behind() -> None:
-    """Ten batches streamed: afterwards there are the model, the data, the two vectors, and notes.
-
-    A number for each sample and each batch, and what they come from: a vector as long as an input.
-    """
+    """Ten batches streamed: afterwards only the model, the data, and the two vectors are there."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(300, 300), nn.Tanh(), nn.Linear(300, 10))
     data = [(torch.randn(64, 300), torch.randint(10, (64,))) for _ in range(10)]
@@ -171,8 +168,7 @@ def test_a_streamed_operator_leaves_nothing_behind() -> None:
     v = torch.randn(H.shape[0])
     before = live_bytes()
     y = H @ v
-    notes = 8 * (640 + 10) + 4 * (300 + 1)
-    assert live_bytes() - before <= y.untyped_storage().nbytes() + notes
+    assert live_bytes() - before <= y.untyped_storage().nbytes() + 1024
 
 
 @pytest.mark.slow

@@ -8,11 +8,12 @@ memory. This folder is the only place in the package that hashes.
 from curvescope.identity.encoding import digest, row_digests
 from curvescope.identity.files import checksum, code_digest, file_digest
 from curvescope.identity.settings import Settings
-from curvescope.identity.snapshot import Snapshot
+from curvescope.identity.snapshot import Snapshot, Writes
 
 __all__ = [
     "Settings",
     "Snapshot",
+    "Writes",
     "checksum",
     "code_digest",
     "digest",

@@ -50,6 +50,57 @@ class Snapshot:
         return not elsewhere or not bool(torch.stack(elsewhere).any())
 
 
+class Writes:
+    """Whether somebody has written to tensors that are too large to be compared with a copy.
+
+    Torch counts the writes of its operations, through whichever view. Those that go past the count,
+    through ``.data`` or NumPy, are noticed by some of the numbers: all of a tensor of up to 32 KiB,
+    eight blocks of 4 KiB of a larger one, and of more than 64 tensors by those of 64.
+
+    >>> x, y = torch.ones(3), torch.ones(100_000)
+    >>> writes = Writes([x, y])
+    >>> y.data.mul_(2).sum().item(), writes.none()
+    (200000.0, False)
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self._tensors = list(tensors)
+        self._counts = self._count()
+        some = [b for t in self._tensors[:: -(-len(self._tensors) // 64) or 1] for b in _blocks(t)]
+        here = [_bits(block).numpy() for block in some if block.is_cpu]
+        self._here = [(bytearray(block.tobytes()), block) for block in here]
+        self._elsewhere = [block for block in some if not block.is_cpu]
+        self._copies = Snapshot(self._elsewhere)
+
+    def none(self) -> bool:
+        """Whether nobody has, as far as can be seen."""
+        return (
+            self._count() == self._counts
+            and all(copy == block for copy, block in self._here)
+            and self._copies.matches(self._elsewhere)
+        )
+
+    def _count(self) -> list[tuple[int, int]]:
+        return [
+            (0 if t.is_inference() else t._version, t.data_ptr())
+            for t in self._tensors
+            if t.layout is torch.strided
+        ]
+
+
+def _blocks(tensor: Tensor) -> list[Tensor]:
+    """Pieces of a tensor's memory."""
+    if tensor.layout is not torch.strided or tensor.is_quantized or not tensor.numel():
+        return []
+    if not tensor.is_contiguous():
+        return []
+    flat, size = tensor.detach().view(-1), 4096 // tensor.itemsize
+    if tensor.nbytes <= 8 * 4096:
+        return [flat]
+    last = len(flat) - size
+    return [flat[start : start + size] for start in range(0, last + 1, last // 7)]
+
+
 def _kind(tensor: Tensor) -> tuple[torch.dtype, torch.Size, torch.device]:
     return tensor.dtype, tensor.shape, tensor.device
 

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, RandomSampler
 
 from curvescope.errors import CurvescopeError
-from curvescope.identity import digest, row_digests
+from curvescope.identity import Writes, digest, row_digests
 from curvescope.problem.passes import Passes
 from curvescope.problem.soundness import check_batch
 
@@ -62,13 +62,10 @@ class Batches:
             self.length = None
         if self.length == 0:
             raise _empty()
-        self._passes = Passes()
-        # Tensors that are there, pass after pass, and torch's count of the writes to their memory.
-        fixed = isinstance(self._data, list | tuple)
+        fixed = isinstance(self._data, list | tuple)  # tensors that are there, pass after pass
+        self._passes = None if fixed else Passes()
         leaves = pytree.tree_leaves(list(self._data)) if fixed else []
-        self._written = [
-            (t, t._version) for t in leaves if isinstance(t, Tensor) and not t.is_inference()
-        ]
+        self._writes = Writes([leaf for leaf in leaves if isinstance(leaf, Tensor)])
 
     @property
     def shuffles(self) -> bool:
@@ -78,11 +75,8 @@ class Batches:
         )
 
     def unwritten(self) -> bool:
-        """Whether no operation of torch has written to data given as tensors, as far as it counts.
-
-        What goes past the count, through ``.data`` or NumPy, is noticed by the next pass.
-        """
-        return all(t._version == count for t, count in self._written)
+        """Whether data given as tensors are what they were, as far as :class:`Writes` can see."""
+        return self._writes.none()
 
     def __iter__(self) -> Iterator[Batch]:
         return self.walk()
@@ -96,28 +90,27 @@ class Batches:
             inputs, target = _pair(item)
             check_batch(inputs, target, index)
             batch = Batch(self._move(inputs, own), self._move(target, own), index)
-            notes.append(self._passes.note((batch.inputs, batch.target)))
+            if self._passes is not None:
+                notes.append(self._passes.note((batch.inputs, batch.target)))
             yield batch
         if nothing:
             raise _empty()
         self._hold(notes)
 
     def _hold(self, notes: list[Tensor]) -> None:
-        if not self._passes.same(notes):
+        if self._passes is not None and not self._passes.same(notes):
             rule = f"two passes over the data disagree: {self.why_passes_differ()}"
             raise CurvescopeError("Problem(data)", rule)
 
     @property
     def rebatched(self) -> bool:
         """Whether a pass brought the samples of the first one in other batches."""
-        return self._passes.rebatched
+        return self._passes is not None and self._passes.rebatched
 
     def why_passes_differ(self) -> str:
         """The likely cause where two passes bring different samples."""
         if self.shuffles:
             return "the loader shuffles and its samples change (random augmentation?)"
-        if self._written:
-            return "its tensors were written to; build a new Problem for the new numbers"
         return "the data changes between passes (random augmentation or a consumed stream?)"
 
     def digests(self) -> tuple[str, str]:
@@ -134,7 +127,8 @@ class Batches:
             rows = _sample_digests(inputs, target)
             samples += rows
             batches.append(digest(rows))
-            notes.append(self._passes.note((self._move(inputs), self._move(target))))
+            if self._passes is not None:
+                notes.append(self._passes.note((self._move(inputs), self._move(target))))
         if notes:
             self._hold(notes)
         return digest(sorted(samples)), digest(batches)
