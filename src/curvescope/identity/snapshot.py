@@ -90,9 +90,9 @@ class Writes:
 
 def _blocks(tensor: Tensor) -> list[Tensor]:
     """Pieces of a tensor's memory."""
-    if tensor.layout is not torch.strided or tensor.is_quantized or not tensor.numel():
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         return []
-    if not tensor.is_contiguous():
+    if not tensor.is_contiguous() or not tensor.numel():
         return []
     flat, size = tensor.detach().view(-1), 4096 // tensor.itemsize
     if tensor.nbytes <= 8 * 4096:
