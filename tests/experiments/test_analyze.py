@@ -195,7 +195,11 @@ def test_a_regression_has_no_classes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("setting", "words"),
-    [({"steps": 0}, "steps must be"), ({"tolerance": 0.0}, "tolerance must be")],
+    [
+        ({"steps": 0}, "steps must be"),
+        ({"trace_probes": 5}, "trace_probes must be an integer of at least 6, got 5"),
+        ({"tolerance": 0.0}, "tolerance must be"),
+    ],
 )
 def test_wrong_settings_are_one_sentence(setting, words: str) -> None:
     with pytest.raises(CurvescopeError, match=words):

@@ -39,8 +39,9 @@ class Settings:
     layer_pairs: int = 40
 
     def __post_init__(self) -> None:
-        for name in ("steps", "probes", "trace_probes", "layer_pairs"):
+        for name in ("steps", "probes", "layer_pairs"):
             positive_int("Settings", name, getattr(self, name), minimum=4)
+        positive_int("Settings", "trace_probes", self.trace_probes, minimum=6)  # of Hutch++
         for name in ("exact_rows", "class_rows"):
             positive_int("Settings", name, getattr(self, name), minimum=0)
         if self.outliers is not None:
