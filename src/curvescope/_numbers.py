@@ -1,4 +1,4 @@
-"""Numbers as one writes them: in tables, sentences and on axes."""
+"""Numbers as text: in tables, in sentences and on axes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def short(value: float | None, digits: int = 4) -> str:
-    """A number with so many digits; with a power of ten where it is very large or small.
+    """A number with ``digits`` significant digits; very large and small ones with a power of ten.
 
     >>> short(0.02), short(300.0), short(2e-5), short(1e7), short(0.0), short(-0.5), short(12345.6)
     ('0.02', '300', '2·10⁻⁵', '10⁷', '0', '−0.5', '12,346')

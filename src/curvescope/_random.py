@@ -22,10 +22,10 @@ def seed(generator: torch.Generator) -> int:
 
 
 def check_seed(where: str, value: int) -> int:
-    """A number that :func:`seed` can have given.
+    """Return ``value`` if :func:`seed` can produce it.
 
     Raises:
-        CurvescopeError: If it is none.
+        CurvescopeError: If it cannot.
     """
     if positive_int(where, "seed", value, 0) >= _SEEDS:
         raise CurvescopeError(where, "`seed` must be below 2^62", given=repr(value))

@@ -1,8 +1,8 @@
 """The errors of the library: what is wrong, in parts that make up one sentence.
 
 Misuse of the library raises :class:`CurvescopeError` (a ``ValueError``), so that a caller can tell
-it from a bug. ``str(error)`` says it to who wrote the call; the command line says it from the same
-parts to who typed the command.
+it from a bug. ``str(error)`` words it for the author of a call; the command line words the same
+parts for the user of a command.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class CurvescopeError(ValueError):
             ``"certify(slack)"``, or with its value, ``"network('F-0')"``; or a path, ``"'a'"``.
         rule: What must hold there, or what is wrong. An argument that it mentions is written in
             backticks, with its value or without: the command line names the option instead.
-        given: What there is in place of it.
-        remedy: What to do; mentions arguments likewise.
+        given: The value that breaks the rule.
+        remedy: What to do; it mentions arguments in the same way.
         remedy_cli: What to do at the command line, if that is something else.
 
     >>> error = CurvescopeError("Recipe", "`lr` must be at least 0", given=-1, remedy="use 0.1")
@@ -50,16 +50,16 @@ class CurvescopeError(ValueError):
         return f"{self.where}: {self.after_where()}"
 
     def after_where(self) -> str:
-        """The sentence for a reader who knows already what it is about."""
+        """The sentence without its place, for a reader who has that already."""
         return sentence(plain(self.rule), self.given, plain(self.remedy or ""))
 
 
 class ModelError(CurvescopeError):
-    """The model cannot be differentiated as asked; the message names the module or operation."""
+    """The model cannot be differentiated; the message names the module or the operation."""
 
 
 class Inapplicable(CurvescopeError):
-    """A method does not apply to this model, loss or data: it will not on another day either."""
+    """A method does not apply to this model, loss or data: it never will."""
 
 
 class MemoryLimitError(CurvescopeError):
@@ -67,7 +67,7 @@ class MemoryLimitError(CurvescopeError):
 
 
 def sentence(rule: str, given: str | None, remedy: str) -> str:
-    """The rule, what was given and the remedy, as far as there are such."""
+    """The rule, what was given and the remedy, without the parts that are None or empty."""
     return rule + ("" if given is None else f", got {given}") + (f"; {remedy}" if remedy else "")
 
 

@@ -242,7 +242,7 @@ def test_the_run_notes_how_its_data_was_asked_for(tmp_path: Path, capsys) -> Non
     arguments = ["train", "F-4", "--data", "digits", "--epochs", "1", "--out", str(tmp_path / "r")]
     assert run([*arguments, *options, "--quiet"]) == 0
     noted = json.loads((tmp_path / "r" / "config.json").read_text())["data"]
-    assert noted["asked"] == {"normalize": "pixel", "per_class": 4, "seed": 3}
+    assert noted["options"] == {"normalize": "pixel", "per_class": 4, "seed": 3}
     quick = ["--steps", "8", "--probes", "4", "--no-figures", "--no-classes", "--layers", "fc2"]
     assert run(["analyze", "--run", str(tmp_path / "r"), "--json", *quick]) == 0  # no --data-seed
     capsys.readouterr()

@@ -72,7 +72,7 @@ def test_the_overview_is_that_of_the_model(finished: RunDirectory) -> None:
 def test_the_sharpness_table_is_that_of_the_dense_hessian(
     finished: RunDirectory, dense: dict[str, Tensor]
 ) -> None:
-    report = finished.result("sharpness", Sharpness).own
+    report = finished.result("sharpness", Sharpness).primary
     values = torch.linalg.eigvalsh(dense["H"])
     assert report.hessian.trace.value == pytest.approx(float(values.sum()))
     assert report.hessian.largest.value == pytest.approx(float(values[-1]))

@@ -47,8 +47,7 @@ def test_a_lack_of_memory_is_no_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, stage: str
 ) -> None:
     def does_not_fit(*arguments: object, **options: object) -> None:
-        msg = "GramForm: the Gram matrix does not fit"
-        raise MemoryLimitError(msg)
+        raise MemoryLimitError("GramForm", "the Gram matrix does not fit")
 
     whole = problem(nn.Sequential(nn.Linear(4, 3)))
     with monkeypatch.context() as patch:
@@ -89,13 +88,15 @@ def test_what_does_not_apply_is_left_out_with_its_reason(tmp_path: Path) -> None
 
 def test_a_loss_without_class_structure_is_left_out(tmp_path: Path) -> None:
     def none(*arguments: object) -> None:
-        msg = "needs at least two classes"
-        raise Inapplicable(msg)
+        raise Inapplicable("class_dual", "needs at least two classes")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(class_structure, "class_dual", none)
         run = analyze(problem(nn.Sequential(nn.Linear(4, 3))), tmp_path, seed=0, settings=SMALL)
-    assert run.result("classes", Finding[ClassFindings]).left_out == "needs at least two classes"
+    assert (
+        run.result("classes", Finding[ClassFindings]).left_out
+        == "class_dual: needs at least two classes"
+    )
 
 
 # Names of stages ------------------------------------------------------------------------------

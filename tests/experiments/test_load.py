@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from curvescope.data import dataset
 from curvescope.errors import CurvescopeError
 from curvescope.experiments import load, trained
+from curvescope.identity import digest
 from curvescope.networks import network
 from curvescope.training import Recipe, save_weights, train
 
@@ -117,8 +119,8 @@ def test_arrays(tmp_path: Path) -> None:
     [
         ({"x": np.eye(2)}, "needs the arrays X and y, got x"),
         ({"X": np.eye(2, dtype=np.uint8), "y": np.zeros(2)}, "must be floating point"),
-        ({"X": np.eye(2), "y": np.zeros(3)}, "need as many rows"),
-        ({"X": np.eye(0), "y": np.zeros(0)}, "need as many rows"),
+        ({"X": np.eye(2), "y": np.zeros(3)}, "must have the same number of rows"),
+        ({"X": np.eye(0), "y": np.zeros(0)}, "must have the same number of rows"),
         ({"X": np.array([{}], dtype=object), "y": np.zeros(1)}, "not an archive of plain arrays"),
     ],
 )
@@ -236,6 +238,59 @@ def test_code_that_exits_does_not_take_us_along(here: Path, monkeypatch) -> None
     with pytest.raises(CurvescopeError, match="got Namespace"):
         load.load_model("leaves_for_load.py:arguments")  # our arguments are not theirs
     assert sys.argv is ours
+
+
+NETWORK = """
+from torch import nn
+
+class Net(nn.Linear):
+    def __init__(self):
+        super().__init__(3, {outputs})
+"""
+
+
+@pytest.mark.parametrize("stem", ["random", "pickle", "model"])
+def test_a_file_is_registered_under_a_name_that_no_module_has(here: Path, stem: str) -> None:
+    taken = sys.modules.get(stem)
+    for outputs in (2, 3):
+        (here / str(outputs)).mkdir()
+        (here / str(outputs) / f"{stem}.py").write_text(NETWORK.format(outputs=outputs))
+    models = [load.load_model(f"{outputs}/{stem}.py:Net") for outputs in (2, 3)]
+    assert taken is None or sys.modules[stem] is taken
+    assert [model.out_features for model in models] == [2, 3]
+    assert len({type(model).__module__ for model in models}) == 2
+    for outputs, model in zip((2, 3), models, strict=True):
+        assert f"__init__(3, {outputs})" in inspect.getsource(type(model))
+        assert type(pickle.loads(pickle.dumps(model))) is type(model)
+
+
+def test_code_in_a_file_named_like_a_library_module_is_part_of_an_identity(here: Path) -> None:
+    digests = []
+    for outputs in (2, 3):
+        (here / "random.py").write_text(NETWORK.format(outputs=outputs) + "# " * outputs)
+        digests.append(digest(type(load.load_model("random.py:Net"))))
+    assert digests[0] != digests[1]
+
+
+def test_code_has_one_identity_whether_it_is_imported_or_named_as_a_file(here: Path) -> None:
+    digests = []
+    with load.importable(here):
+        for place in ("mine_for_load", "mine_for_load.py"):
+            sys.modules.pop("mine_for_load", None)
+            digests.append(digest(load.load_loss(f"{place}:by_split")))
+    assert digests[0] == digests[1]
+
+
+def test_a_file_is_executed_once_until_it_changes(here: Path) -> None:
+    (here / "counted.py").write_text(NETWORK.format(outputs=2))
+    first, second = (type(load.load_model("counted.py:Net")) for _ in range(2))
+    assert first is second
+    (here / "counted.py").write_text(NETWORK.format(outputs=10))
+    assert load.load_model("counted.py:Net").out_features == 10
+    (here / "counted.py").write_text("raise ValueError('no')")
+    with pytest.raises(CurvescopeError, match="ValueError: no"):
+        load.load_model("counted.py:Net")
+    assert load.module_name("counted.py") not in sys.modules
 
 
 @pytest.mark.parametrize("y", [np.array(["a", "b"]), np.array([1j, 2.0])])

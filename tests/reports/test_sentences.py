@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from curvescope.experiments.analyze import analyze
+from curvescope.experiments.best_values import best_values, best_values_of
 from curvescope.experiments.configuration import Settings
-from curvescope.experiments.known import known, of
 from curvescope.experiments.quantities import LARGEST, QUANTITIES, SMALLEST, TRACE
 from curvescope.experiments.stages.class_layers import ClassLayerFindings
 from curvescope.experiments.stages.spectra import spectra_of
@@ -59,9 +59,9 @@ def cells(page: str, caption: str) -> dict[str, list[str]]:
 
 def test_the_table_of_the_report_is_that_of_the_results(first: RunDirectory) -> None:
     rows = cells(render(first), "Measures of sharpness")
-    noted = first.stage("summary", Any).result["known"]
+    noted = first.stage("summary", Any).result["values"]
     for quantity in QUANTITIES:
-        texts = [cell(quantity, known(first)[matrix][quantity]) for matrix in noted]
+        texts = [cell(quantity, best_values(first)[matrix][quantity]) for matrix in noted]
         assert rows[quantity] == texts
     assert rows[TRACE][0].endswith(" exact")
     assert rows[TRACE][0] == rows[TRACE][1]
@@ -92,13 +92,13 @@ def test_a_regression_is_not_told_about_classes(regression: RunDirectory) -> Non
     for module in (overview, spectra, layers, provenance):
         section = module.build(regression)
         assert section is not None
-        text = f"{section.seen} {section.expected} {section.verdict}"
+        text = f"{section.observation} {section.claim} {section.assessment}"
         assert "cross-entropy" not in text
         assert not re.search(r"here \d+", text)
     found = spectra.build(regression)
     assert found is not None
-    assert "regression is left for future work" in found.expected
-    assert found.verdict == ""
+    assert "regression is left for future work" in found.claim
+    assert found.assessment == ""
     assert classes.build(regression) is None
 
 
@@ -122,45 +122,45 @@ def test_a_model_without_layers_says_so(tmp_path: Path) -> None:
     run = analyzed(tmp_path / "own", Own(), torch.arange(20) % 3, "cross_entropy")
     found = layers.build(run)
     assert found is not None
-    assert found.seen.startswith("There is no layer to look into")
+    assert found.observation.startswith("There is no layer to look into")
     assert found.blocks == ()
     assert "The network has 12 parameters" in render(run)
 
 
 def test_the_verdict_on_spectra_follows_the_numbers(first: RunDirectory) -> None:
     found = spectra_of(first)
-    table = known(first)
+    table = best_values(first)
 
     def with_outliers(values: list[float]) -> str:
         H = found["H"]
         measure = replace(H.measure, outliers=torch.tensor(values, dtype=torch.float64))
-        return spectra.verdict({**found, "H": replace(H, measure=measure)}, table, 3)
+        return spectra.assessment({**found, "H": replace(H, measure=measure)}, table, 3)
 
     assert "After the 3rd eigenvalue of H there is a gap (a factor of 8.00" in with_outliers(
         [9.0, 8.5, 8.0, 1.0, 0.5]
     )
     assert "there is no clear gap (a factor of 1.07" in with_outliers([9.0, 8.5, 8.0, 7.5, 0.5])
     assert "are not quite those of G" in with_outliers([9.0, 8.5, 8.0, 7.5, 0.5])
-    assert "are those of G" in spectra.verdict(found, table, 3)
+    assert "are those of G" in spectra.assessment(found, table, 3)
     # Negative values among those of largest magnitude are no outliers of the upper end.
     assert "gap (a factor of 8.00" in with_outliers([-20.0, 9.0, 8.5, 8.0, 1.0])
 
 
 def test_the_bulk_is_said_to_be_E_s_only_where_it_is(first: RunDirectory) -> None:
     found = spectra_of(first)
-    table = known(first)
-    assert "owes little to E" in spectra.verdict(found, table, 10)
+    table = best_values(first)
+    assert "owes little to E" in spectra.assessment(found, table, 10)
     narrow = {name: dict(row) for name, row in table.items()}
     known_part = float(found["G"].measure.outliers.double().norm())
     narrow["G"]["Frobenius norm"] = replace(
         narrow["G"]["Frobenius norm"], value=1.0001 * known_part
     )
-    assert "is largely that of E" in spectra.verdict(found, narrow, 10)
+    assert "is largely that of E" in spectra.assessment(found, narrow, 10)
 
 
 def test_the_bulk_lies_within_the_spectrum(first: RunDirectory, regression: RunDirectory) -> None:
     for run in (first, regression):
-        spectrum, row = spectra_of(run)["H"], known(run)["H"]
+        spectrum, row = spectra_of(run)["H"], best_values(run)["H"]
         low, high = spectra._bulk(spectrum)
         assert row[SMALLEST].value - 1e-12 <= low <= high <= row[LARGEST].value
         sampled = replace(spectrum, exact=None)
@@ -177,14 +177,14 @@ def test_layers_are_counted_where_the_papers_numbers_hold(first: RunDirectory) -
         for name in first.stages
         if name.startswith("layer-")
     ]
-    assert f"(v₁ᵀÊ[x])² is at least 0.964 in {sum(aligned)} of {len(aligned)}" in found.verdict
-    assert "batch norm" not in found.expected
+    assert f"(v₁ᵀÊ[x])² is at least 0.964 in {sum(aligned)} of {len(aligned)}" in found.assessment
+    assert "batch norm" not in found.claim
 
 
 def test_cfac_is_said_to_be_nearer_only_where_it_is(first: RunDirectory, tmp_path: Path) -> None:
     found = classes.build(first)
     assert found is not None
-    assert "CFAC is nearer to G than KFAC" in found.verdict
+    assert "CFAC is nearer to G than KFAC" in found.assessment
     shutil.copytree(first.path, tmp_path / "run")
 
     def exchanged(stage: Stage[Any]) -> Stage[Any]:
@@ -197,8 +197,8 @@ def test_cfac_is_said_to_be_nearer_only_where_it_is(first: RunDirectory, tmp_pat
     rewritten(tmp_path / "run", "classes-fc2", exchanged)
     other = classes.build(RunDirectory(tmp_path / "run"))
     assert other is not None
-    assert "CFAC is no nearer to G than KFAC" in other.verdict
-    assert other.seen != found.seen
+    assert "CFAC is no nearer to G than KFAC" in other.assessment
+    assert other.observation != found.observation
 
 
 def test_a_failed_check_in_single_precision_comes_with_advice(
@@ -206,10 +206,10 @@ def test_a_failed_check_in_single_precision_comes_with_advice(
 ) -> None:
     shutil.copytree(first.path, tmp_path / "run")
     rewritten(tmp_path / "run", "summary", failed)
-    assert " and 1 does not." in provenance.build(RunDirectory(tmp_path / "run")).seen
-    assert "float64" not in provenance.build(RunDirectory(tmp_path / "run")).seen
+    assert " and 1 does not." in provenance.build(RunDirectory(tmp_path / "run")).observation
+    assert "float64" not in provenance.build(RunDirectory(tmp_path / "run")).observation
     reconfigured(tmp_path / "run", dtype="float32")
-    assert "float64 tells" in provenance.build(RunDirectory(tmp_path / "run")).seen
+    assert "float64 tells" in provenance.build(RunDirectory(tmp_path / "run")).observation
 
 
 # Pictures ------------------------------------------------------------------------------------
@@ -259,8 +259,8 @@ def test_what_is_best_of_a_report_alone(first: RunDirectory) -> None:
     """Of the other mode of a batch norm only the report is known: its columns come from that."""
     from curvescope.experiments.stages import sharpness
 
-    report = first.result("sharpness", sharpness.Sharpness).own
-    assert set(of({}, report)) == {"H", "G"}
+    report = first.result("sharpness", sharpness.Sharpness).primary
+    assert set(best_values_of({}, report)) == {"H", "G"}
 
 
 def test_narrow_tables_stay_tables_and_wide_ones_become_cards() -> None:

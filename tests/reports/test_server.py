@@ -20,7 +20,7 @@ from curvescope import io
 from curvescope.errors import CurvescopeError
 from curvescope.io import locked
 from curvescope.reports.compare import labels
-from curvescope.reports.runs import Found, find_runs
+from curvescope.reports.runs import ListedRun, find_runs
 from curvescope.reports.server import Viewer
 from curvescope.reports.training import render_training
 from curvescope.training.folder import TrainingFolder, identity_of
@@ -412,9 +412,9 @@ def test_trainings_are_compared(runs: Path, tmp_path: Path) -> None:
 # Names in a comparison -------------------------------------------------------------------------
 
 
-def named(id: str, **changes: str) -> Found:
+def named(id: str, **changes: str) -> ListedRun:
     values = {"kind": "analysis", "name": "LeNet5", "data": "mnist", "seed": "0", **changes}
-    return Found(id, Path(id), state="finished", numbers={}, **values)
+    return ListedRun(id, Path(id), state="finished", numbers={}, **values)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,12 @@
-"""One thread at a time on a model: locks that know which models share a part.
+"""One thread at a time on a model: locks that models with a common part share.
 
 An evaluation sets the flags of a model and puts other tensors into it, so that a second thread
-would compute with the first one's. Every module therefore has a guard, which all modules of the
-first model that it was seen in share. A model takes the guards of all its modules, oldest first:
-two models with a part in common exclude each other, all others run side by side.
+would compute with the first one's. Every module therefore has a guard, which it shares with all
+modules of the first model that it was evaluated in. A model takes the guards of all its modules,
+oldest first: two models with a part in common exclude each other, all others run side by side.
 
 A guard is held during an evaluation and never while data is read or a caller's code runs, so that
-it cannot come between the locks of a caller's own.
+it cannot come between the caller's locks.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ class _Guard:
 
 _registry = threading.Lock()
 _guards: WeakKeyDictionary[nn.Module, _Guard] = WeakKeyDictionary()
-_known: WeakKeyDictionary[nn.Module, tuple[int, tuple[_Guard, ...]]] = WeakKeyDictionary()
+_cache: WeakKeyDictionary[nn.Module, tuple[int, tuple[_Guard, ...]]] = WeakKeyDictionary()
 
 
 def _guards_of(model: nn.Module, modules: list[nn.Module] | None = None) -> tuple[_Guard, ...]:
     """The guards of a model's modules, oldest first; looked up anew when it has other modules."""
-    known = _known.get(model)
-    if known is not None and (modules is None or known[0] == len(modules)):
-        return known[1]
+    cached = _cache.get(model)
+    if cached is not None and (modules is None or cached[0] == len(modules)):
+        return cached[1]
     modules = list(model.modules()) if modules is None else modules
     with _registry:
         new = _Guard()
-        found = {_guards.setdefault(module, new) for module in modules}
-        guards = tuple(sorted(found, key=lambda guard: guard.number))
-        _known[model] = len(modules), guards
+        distinct = {_guards.setdefault(module, new) for module in modules}
+        guards = tuple(sorted(distinct, key=lambda guard: guard.number))
+        _cache[model] = len(modules), guards
     return guards
 
 
@@ -98,8 +98,8 @@ def claimed(model: nn.Module) -> Iterator[None]:
 
 
 def _refuse_other_trainer(guards: tuple[_Guard, ...]) -> None:
-    own = threading.get_ident()
-    if any(guard.trainer not in (None, own) for guard in guards):
+    this_thread = threading.get_ident()
+    if any(guard.trainer not in (None, this_thread) for guard in guards):
         rule = "is being trained in another thread, so that its weights change from step to step"
         remedy = "wait for the training, or give a copy.deepcopy of the model"
         raise CurvescopeError("model", rule, remedy=remedy)

@@ -1,4 +1,4 @@
-"""Torch's own switches, which all threads of a process share.
+"""Torch's switches, which all threads of a process share.
 
 Several threads may need a switch at once. The first that comes sets it and the last that goes puts
 it back; of two precisions wanted at the same time the stricter one holds.
@@ -111,7 +111,7 @@ def differentiable() -> Iterator[None]:
 
 @contextmanager
 def without_gradients() -> Iterator[None]:
-    """``torch.no_grad()``, taken back for certain."""
+    """``torch.no_grad()``, undone even after a ctrl-C."""
     with _gradients(enabled=False):
         yield
 
@@ -167,7 +167,7 @@ class _Wish:
 
 
 class _Precision:
-    """What the threads wish for, and what the user had set before the first of them came."""
+    """The precisions that threads hold, and the user's before the first of them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -180,9 +180,9 @@ class _Precision:
         thread = threading.get_ident()
         outer = self._wishes.get(thread, [])
         above = outer[-1] if outer else _Wish()
-        own = _Wish(matmul or above.matmul, conv or above.conv)
+        wish = _Wish(matmul or above.matmul, conv or above.conv)
         with undone(lambda: self._change(thread, outer)):
-            self._change(thread, [*outer, own])
+            self._change(thread, [*outer, wish])
             yield
 
     def _change(self, thread: int, wishes: list[_Wish]) -> None:
@@ -193,14 +193,14 @@ class _Precision:
                 self._wishes[thread] = wishes
             else:
                 self._wishes.pop(thread, None)
-            latest = [own[-1] for own in self._wishes.values()]
+            latest = [stack[-1] for stack in self._wishes.values()]
             matmul = max((w.matmul for w in latest), key=_BY_STRICTNESS.index, default="user")
             conv = max((w.conv for w in latest), key=_BY_STRICTNESS.index, default="user")
-            wanted = zip((*_CUDA, *_CPU), (matmul, conv) * 2, self._before, strict=True)
-            for backend, precision, before in wanted:
-                # Only tensor cores are asked to be fast: the processor serves all other threads.
-                kept = precision == "user" or (precision == "tf32" and backend in _CPU)
-                value = before if kept else precision
+            precisions = zip((*_CUDA, *_CPU), (matmul, conv) * 2, self._before, strict=True)
+            for backend, precision, before in precisions:
+                # Only tensor cores may round to TF32: the processor serves all other threads.
+                unchanged = precision == "user" or (precision == "tf32" and backend in _CPU)
+                value = before if unchanged else precision
                 if backend.fp32_precision != value:
                     backend.fp32_precision = value
 

@@ -1,4 +1,4 @@
-"""What is set for a while is put back in the right order, whenever a ctrl-C comes.
+"""Temporary settings are put back in the right order, whenever a ctrl-C comes.
 
 An interrupt may hit Python's own code between two contexts, so that an inner one is left late, by
 the garbage collector, after an outer one: it would then put back what was there *inside* the outer

@@ -1,4 +1,4 @@
-"""``curvescope analyze``: a run's curvature, or that of one's own model, into a directory."""
+"""``curvescope analyze``: the curvature of a run's network or of the user's model."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def analyze(
         list[str] | None,
         typer.Option(
             metavar="CODE",
-            help="A stage of one's own: pkg.module:NAME or file.py:NAME; any number.",
+            help="A stage of yours: pkg.module:NAME or file.py:NAME; any number.",
         ),
     ] = None,
     samples: Annotated[
@@ -121,7 +121,7 @@ def analyze(
     with importable(Path.cwd()):
         subject = _subject(run, model, weights, data, root=root, seed=data_seed)
         train, test = _problems(subject, loss, device, samples, batch_size, seed)
-        own = [load_extra(text) for text in extra or ()]
+        stages = [load_extra(text) for text in extra or ()]
         names = {"data": subject.data.name}
         if subject.name:
             names["model"] = subject.name
@@ -137,29 +137,29 @@ def analyze(
                 test=test,
                 layers=None if layers is None else _listed(layers),
                 classes=classes,
-                extra=own,
+                extra=stages,
                 settings=Settings(steps=steps, probes=probes),
                 names=names,
                 tell=display.stage,
                 progress=display.step,
             )
             display.stage("report")
-            report = report_of(result, figures=figures, extra=own)
+            report = report_of(result, figures=figures, extra=stages)
     if as_json:
-        typer.echo(json.dumps(_finite(_summary(result, report, own)), indent=2, allow_nan=False))
+        typer.echo(json.dumps(_finite(_summary(result, report, stages)), indent=2, allow_nan=False))
     else:
         show(result, report, Console(highlight=False, soft_wrap=True))
     if not all(check.passed for _, check in result.checks()):
         raise typer.Exit(1)
 
 
-# What to analyze ------------------------------------------------------------------------
+# Input ----------------------------------------------------------------------------------
 
 
 def _check(
     run: Path | None, model: str | None, weights: Path | None, data: str | None, out: Path | None
 ) -> Path:
-    """The folder for the results, if the options fit together."""
+    """Check that the options fit together; return the folder for the results."""
     if run is None and (model is None or data is None):
         rule = "needs --run DIR, or --model and --data"
         raise CurvescopeError("analyze", rule, remedy="curvescope analyze --help shows how")
@@ -175,7 +175,7 @@ def _check(
         return out
     if run is None:
         rule = "--out must name a folder for the results"
-        raise CurvescopeError("analyze", rule, remedy="only --run has one of its own")
+        raise CurvescopeError("analyze", rule, remedy="only --run has a folder already")
     return run / "analysis"
 
 
@@ -188,14 +188,14 @@ def _subject(
     root: Path | None,
     seed: int | None,
 ) -> Subject:
-    """The model with its weights and data, from a run or from what the user names."""
+    """The model with its weights and data, from a run or from the user's code and files."""
     from curvescope.cli import inputs
 
     if run is not None:
         return inputs.of_run(run, data, root=root, seed=seed)
     assert model is not None, "checked before"
     assert data is not None, "checked before"
-    return inputs.own(model, data, weights, root=root, seed=seed)
+    return inputs.of_code(model, data, weights, root=root, seed=seed)
 
 
 def _problems(
@@ -215,7 +215,7 @@ def _problems(
     from curvescope.problem import Problem
 
     if (named := loss or subject.loss) is None:
-        rule = "`run` was trained with a loss of one's own"
+        rule = "`run` was trained with a loss of the user's code"
         raise CurvescopeError("analyze", rule, remedy="name it with `loss=file.py:Loss`")
     chosen = load_loss(named)
     model = evaluated(subject.model.to(choose_device(device)))
@@ -235,7 +235,7 @@ def _listed(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-# What is shown --------------------------------------------------------------------------
+# Output --------------------------------------------------------------------------------
 
 
 def show(run: RunDirectory, report: Path, console: Console) -> None:
@@ -258,11 +258,11 @@ def show(run: RunDirectory, report: Path, console: Console) -> None:
 
 
 def _table(run: RunDirectory) -> Table:
-    from curvescope.experiments.known import known
+    from curvescope.experiments.best_values import best_values
     from curvescope.experiments.quantities import FROBENIUS, LARGEST, SMALLEST, TRACE
     from curvescope.experiments.stages.spectra import spectra_of
 
-    best, spectra = known(run), spectra_of(run)
+    best, spectra = best_values(run), spectra_of(run)
     table = Table()
     table.add_column("")
     for name in spectra:

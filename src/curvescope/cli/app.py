@@ -38,8 +38,8 @@ curvescope train LeNet5 --data mnist-6k
 curvescope analyze --run runs/LeNet5-mnist-6k-seed0 --samples 1000
 curvescope view runs
 
-Exit codes: 0 success; 1 a self-check failed, or a bug; 2 a mistake in what
-was asked for, said in one sentence; 130 stopped with ctrl-C.
+Exit codes: 0 success; 1 a self-check failed, or a bug; 2 a mistake in the
+arguments, said in one sentence; 130 stopped with ctrl-C.
 """
 
 app = typer.Typer(
@@ -60,8 +60,8 @@ app.command(short_help="Show the runs of a folder in a browser.")(view)
 app.add_typer(data, name="data", short_help="List, verify and fetch data sets.")
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         from importlib import metadata
 
         typer.echo(metadata.version("curvescope"))
@@ -103,7 +103,7 @@ def run(arguments: list[str]) -> int:
         return _complain(f"interrupted; {stopped}", code=INTERRUPTED)
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
-    except BrokenPipeError:  # whoever read our output has gone
+    except BrokenPipeError:  # the reader of our output has gone
         _discard_output()
         return 1
     except OSError as error:
@@ -114,8 +114,8 @@ def run(arguments: list[str]) -> int:
         if debug:
             raise
         if _about_memory(error):
-            asked = re.search(r"allocate (\d+) bytes", str(error))
-            much = f" for {int(asked[1]) / 1e9:,.1f} GB more" if asked else ""
+            allocation = re.search(r"allocate (\d+) bytes", str(error))
+            much = f" for {int(allocation[1]) / 1e9:,.1f} GB more" if allocation else ""
             remedy = "use a smaller network or fewer samples"
             return _complain(f"there is not enough memory{much}; {remedy}", code=2)
         what = f"{type(error).__name__}: {error}"

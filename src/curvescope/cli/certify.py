@@ -119,14 +119,14 @@ def certify(
     if verify is not None:
         with importable(Path.cwd()):
             certificate = Certificate.load(verify)
-            known = _subject(*files, root=root, seed=data_seed) if any(files) else None
+            evidence = _subject(*files, root=root, seed=data_seed) if any(files) else None
             with _bar(Console(stderr=True, quiet=quiet or as_json)) as tell:
-                result = verification.check(certificate, known, home, seed=seed, progress=tell)
+                result = verification.check(certificate, evidence, home, seed=seed, progress=tell)
         verification.show(certificate, result, as_json=as_json)
         return
     place = out or (run or Path()) / "certificate.json"
     if out is not None or run is None:
-        check_place(place)  # a run that is not there is a mistake of its own
+        check_place(place)  # a missing run is reported first
     outputs = {"--out": place, "posterior": posterior_file(place), "parts": parts_folder(place)}
     check_apart(outputs, _inputs(*files))
     settings = _settings(method, epochs, delta, draw_delta, slack, prior_split)
@@ -179,7 +179,7 @@ def _show_saved(place: Path, *, before: bool, as_json: bool) -> None:
 
 
 def show(certificate: Certificate, place: Path, console: Console) -> None:
-    """Print the bound, what it is made of, errors for orientation, and what it says."""
+    """Print the bound, its terms, the errors that are not certified, and the statement."""
     from curvescope.certificates.divergence import decimal_upwards
 
     c = certificate
@@ -204,7 +204,7 @@ def show(certificate: Certificate, place: Path, console: Console) -> None:
     console.print(f"certificate: {place}", markup=False)
 
 
-# What to certify ------------------------------------------------------------------------
+# Input ----------------------------------------------------------------------------------
 
 
 def _settings(
@@ -215,7 +215,7 @@ def _settings(
     slack: float | None,
     prior_split: float | None,
 ) -> dict[str, Any]:
-    """Method, risks and the rest, if they are in order; nothing has been loaded yet."""
+    """The arguments of the certificate, checked before anything is loaded."""
     from curvescope.certificates import Confidence, posterior_method
     from curvescope.certificates.evaluate import check_slack
 
@@ -239,14 +239,14 @@ def _inputs(
     initial: Path | None,
     data: str | None,
 ) -> dict[str, Path | None]:
-    """The files that will be read; of code, the file it stands in."""
+    """The files that will be read, by their options; for code, the file that holds it."""
     code = {"--model": model, "--data": data}
     files = {name: None if text is None else Path(text.rpartition(":")[0] or text)
              for name, text in code.items()}  # fmt: skip
-    known = {} if run is None else {
+    records = {} if run is None else {
         "the run's configuration": run / "config.json", "the run's result": run / "result.json"
     }  # fmt: skip
-    return {"--weights": weights, "--initial": initial, **files, **known}
+    return {"--weights": weights, "--initial": initial, **files, **records}
 
 
 def _subject(
@@ -259,14 +259,14 @@ def _subject(
     root: Path | None,
     seed: int | None,
 ) -> tuple[Subject, Path]:
-    """Network and data, from a run or from what the user names, and the initial weights."""
+    """Network and data, from a run or from the user's code and files, and the initial weights."""
     from curvescope.cli import inputs
     from curvescope.training.folder import TrainingFolder
 
     if model is not None:
         check_code("--model", model)
     if run is not None:
-        if any(given is not None for given in (model, weights, initial)):
+        if any(option is not None for option in (model, weights, initial)):
             rule = "RUN brings its own network and weights"
             raise CurvescopeError("certify", rule, remedy="give either RUN or --model")
         subject = inputs.of_run(run, data, root=root, seed=seed)
@@ -274,7 +274,7 @@ def _subject(
     if model is None or weights is None or initial is None or data is None:
         rule = "needs the folder of a run, or --model, --weights, --initial and --data"
         raise CurvescopeError("certify", rule, remedy="curvescope certify --help shows how")
-    return inputs.own(model, data, weights, root=root, seed=seed), initial
+    return inputs.of_code(model, data, weights, root=root, seed=seed), initial
 
 
 # The terminal ---------------------------------------------------------------------------

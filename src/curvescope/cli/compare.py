@@ -70,7 +70,7 @@ def compare(
     advice = "what was measured is kept in the folders of the runs: the same command goes on"
     with stoppable(advice):
         with Display(quiet=quiet or as_json) as display:
-            found = [
+            measured = [
                 measured_run(
                     folder,
                     measuring,
@@ -82,7 +82,7 @@ def compare(
                 )
                 for folder in runs
             ]
-        columns = comparison.columns_of(found)
+        columns = comparison.columns_of(measured)
         compared = comparison.compared_columns(columns)
         verdicts = [compared.verdict(against, mode=mode) for mode in dict.fromkeys(compared.modes)]
         written = (
@@ -96,6 +96,6 @@ def compare(
     else:
         cells = comparison.cells_of(columns, compared)
         console = Console(highlight=False, soft_wrap=True)
-        comparison.show(found, compared, cells, verdicts, console)
+        comparison.show(measured, compared, cells, verdicts, console)
         for path in written:
             typer.echo(str(path))

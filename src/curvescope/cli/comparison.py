@@ -62,7 +62,7 @@ def _named(runs: Sequence[MeasuredRun]) -> dict[str, MeasuredRun]:
 
 
 def compared_columns(columns: Sequence[Column]) -> Comparison:
-    """Refuse runs whose numbers cannot be held beside each other, by the names of two of them."""
+    """Compare the columns; refuse runs of different sizes, with the names of two of them."""
     reports = {name: run.reports[mode] for name, run, mode in columns}
     sizes = {name: r.hessian.dimension for name, r in reports.items()}
     _same("parameters", sizes, "compare runs of one network")
@@ -92,12 +92,12 @@ def cells_of(columns: Sequence[Column], compared: Comparison, *, errors: bool = 
     if any(len(run.reports) > 1 for _, run, _ in columns):
         rows["batch norms"] = [mode for _, _, mode in columns]
     for name, figures in _figures(compared).items():
-        rows[name] = [_shown(name, figure, errors=errors) for figure in figures]
+        rows[name] = [_cell(name, figure, errors=errors) for figure in figures]
     return rows
 
 
 def _figures(compared: Comparison) -> dict[str, tuple[Estimate[float] | None, ...]]:
-    """What some run has, generalization first."""
+    """The quantities that at least one run has, generalization first."""
     first = ("test error", "test loss", "error gap", "loss gap", "training error", "training loss")
     return {
         name: compared.table[name]
@@ -110,7 +110,7 @@ def _plain(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _shown(name: str, figure: Estimate[float] | None, *, errors: bool) -> str:
+def _cell(name: str, figure: Estimate[float] | None, *, errors: bool) -> str:
     if figure is None:
         return "–"
     if "error" in name:
@@ -128,7 +128,7 @@ def show(
     verdicts: Sequence[str],
     console: Console,
 ) -> None:
-    """Print the table and the finding."""
+    """Print the table and the conclusion."""
     subjects = {(str(r.training.get("network")), str(r.training.get("data"))) for r in runs}
     size = next(iter(runs[0].reports.values())).hessian.dimension
     for network, data in sorted(subjects):
@@ -171,7 +171,7 @@ def write(
         compared: What they have in common.
         verdicts: A sentence for each mode of the batch norms.
         against: Which measure of generalization is drawn.
-        again: Whether files of another comparison, or of anybody else, are replaced.
+        again: Whether existing files of another comparison, or of another program, are replaced.
 
     Raises:
         CurvescopeError: If there are such files and they are not to be replaced.
@@ -195,7 +195,7 @@ def write(
 
 
 def _refuse_others(out: Path, names: Sequence[str], texts: Mapping[str, str]) -> None:
-    """Pictures belong to the tables beside them: the same tables mean the same comparison."""
+    """Refuse to replace the files of another comparison, which has other tables."""
     there = [name for name in names if (out / name).exists()]
     same = all(
         (out / name).is_file() and (out / name).read_bytes() == content.encode()

@@ -1,4 +1,4 @@
-"""``curvescope data``: which data sets are here, whether they are right, and how to get them."""
+"""``curvescope data``: list, verify and fetch data sets."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def list_sets(
         typer.echo(json.dumps([asdict(entry) for entry in entries], indent=2))
     elif quiet:
         for entry in entries:
-            if entry.found is not None:
+            if entry.location is not None:
                 typer.echo(entry.name)
     else:
         console = Console(highlight=False, markup=False)
         console.print(_table(entries))
-        if any(entry.found is None and entry.megabytes is not None for entry in entries):
+        if any(entry.location is None and entry.megabytes is not None for entry in entries):
             console.print("What is missing is downloaded by: curvescope data fetch NAME")
         console.print(f"Gaussian mixtures (TR §8) have names like {FORM}.")
         console.print("After a name: -2 for 0–4 against 5–9, -R for random labels (mnist-2-R).")
@@ -83,7 +83,7 @@ def _table(entries: list[Entry]) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("where", overflow="fold")
     for entry in entries:
-        where = "in the package" if entry.found == "package" else entry.found
+        where = "in the package" if entry.location == "package" else entry.location
         if where is None and entry.megabytes is not None:
             where = f"missing ({entry.megabytes:.0f} MB)"
         table.add_row(
@@ -117,7 +117,7 @@ def verify_sets(
     from curvescope.data.inventory import inventory
     from curvescope.data.names import parse
 
-    here = [entry.name for entry in inventory(root) if entry.found is not None]
+    here = [entry.name for entry in inventory(root) if entry.location is not None]
     for name in names or []:
         parse("data verify", name)
     console = Console(highlight=False, markup=False, soft_wrap=True, quiet=as_json)
@@ -144,7 +144,7 @@ class Check:
 
 
 def _check(name: str, root: Path | None) -> Check:
-    """A wrong file is the finding that was asked for; a set that is not here is a mistake."""
+    """Verify a set. A wrong file is a result; a set that is not here is an error."""
     from curvescope.data.inventory import verify
     from curvescope.data.places import MissingFiles
 

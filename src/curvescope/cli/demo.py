@@ -102,7 +102,7 @@ def _summary(result: Demonstration, report: Path) -> dict[str, Any]:
                 "fits": {
                     k: asdict(fit) for k, fit in run.result("overview", Overview).fits.items()
                 },
-                "known": result_of(run, "summary")["known"],
+                "values": result_of(run, "summary")["values"],
                 "spectra": {name: result_of(run, f"spectrum-{name}") for name in ("H", "G", "E")},
                 "checks": [
                     {"statement": check.statement, "passed": check.passed}

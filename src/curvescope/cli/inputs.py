@@ -21,16 +21,16 @@ _ARRAYS = "arrays X and y for training and, if there is test data, X_test and y_
 
 @dataclass(frozen=True)
 class Subject:
-    """What a command is about; ``name`` is what the user called the model, if that was code."""
+    """A model with its data; ``name`` is that of the model if it comes from the user's code."""
 
     model: nn.Module
     data: Splits
-    loss: str | None  # None where a training had one of its own
+    loss: str | None  # None for a training with a loss of the user's code
     name: str | None = None
 
 
 def of_run(run: Path, data: str | None, *, root: Path | None, seed: int | None) -> Subject:
-    """A finished training's network, with its own data or with data by another name."""
+    """The network of a finished training, with the data of its training or with ``data``."""
     recipe = trained.finished_run(run).config.recipe
     splits = (
         trained.load_run_data(run, root=root, seed=seed)
@@ -40,10 +40,10 @@ def of_run(run: Path, data: str | None, *, root: Path | None, seed: int | None) 
     return Subject(trained.load_run(run), splits, recipe.loss)
 
 
-def own(
+def of_code(
     model: str, data: str, weights: Path | None, *, root: Path | None, seed: int | None
 ) -> Subject:
-    """The user's model with its weights, or as the code returns it, and the user's data."""
+    """The model and data of the user's code, with the weights of a file if there is one."""
     splits = load_data(data, root=root, seed=seed)
     network = load_model(model, splits.train)
     if weights is not None:
@@ -61,8 +61,8 @@ def choose_device(name: str) -> torch.device:
     there = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
     if kind in there and int(index or 0) >= there[kind]:
         devices = [f"{each}:{i}" for each, count in there.items() for i in range(count)]
-        found = ", ".join(["cpu", *devices])
-        rule = f"cannot be used, torch finds only {found} here"
+        devices_here = ", ".join(["cpu", *devices])
+        rule = f"cannot be used, torch finds only {devices_here} here"
         raise CurvescopeError(f"--device {name!r}", rule, remedy="use auto or cpu")
     return load.choose_device(name)
 
@@ -77,7 +77,7 @@ def load_model(text: str, data: Any) -> nn.Module:
 
 
 def load_data(text: str, *, root: Path | None, seed: int | None) -> Splits:
-    """As :func:`curvescope.experiments.load.load_data`, with a closer look at files."""
+    """As :func:`curvescope.experiments.load.load_data`, but files are checked first."""
     if text.endswith(".npz"):
         _check_arrays(f"--data {text!r}", Path(text))
     elif ":" not in text and Path(text).exists():
@@ -97,25 +97,25 @@ def load_data(text: str, *, root: Path | None, seed: int | None) -> Splits:
 def _explain_call(option: str, text: str, error: CurvescopeError, how: str) -> None:
     """If a function failed because it wants arguments, say so with its signature."""
     place, _, name = text.rpartition(":")
-    found: Any = sys.modules.get(Path(place).stem if place.endswith(".py") else place)
+    function: Any = sys.modules.get(load.module_name(place))
     for part in name.split("."):
-        found = getattr(found, part, None)
-    if not isinstance(error.__cause__, TypeError) or not callable(found):
+        function = getattr(function, part, None)
+    if not isinstance(error.__cause__, TypeError) or not callable(function):
         return
     try:
-        signature = inspect.signature(found)
+        signature = inspect.signature(function)
     except ValueError:  # a function of C that does not tell
         return
-    wanted = [
+    required = [
         parameter.name
         for parameter in signature.parameters.values()
         if parameter.default is parameter.empty
         and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         and not (option == "--data" and parameter.name == "split")
     ]
-    if wanted:
+    if required:
         rule = f"is {how}, but it is {name}{signature}"
-        remedy = f"give {' and '.join(wanted)} a default, or name a function that calls it"
+        remedy = f"give {' and '.join(required)} a default, or name a function that calls it"
         raise CurvescopeError(f"{option} {text!r}", rule, remedy=remedy) from error
 
 

@@ -42,7 +42,7 @@ def check() -> None:
 
 @contextmanager
 def stoppable(advice: str, *places: Path) -> Iterator[None]:
-    """Let ctrl-C unwind the work in the block, which thereby keeps what is complete.
+    """Turn ctrl-C in the block into :class:`Stopped`, after the block has saved its state.
 
     Any error after ctrl-C counts as its consequence: extension modules turn it into others.
 
@@ -66,8 +66,8 @@ def stoppable(advice: str, *places: Path) -> Iterator[None]:
 
 
 def _stopped(advice: str, places: Sequence[Path]) -> Stopped:
-    kept = not places or any(place.exists() for place in places)
-    return Stopped(advice if kept else "nothing was written")
+    anything_written = not places or any(place.exists() for place in places)
+    return Stopped(advice if anything_written else "nothing was written")
 
 
 @contextmanager

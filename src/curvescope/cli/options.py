@@ -14,7 +14,7 @@ from curvescope.errors import CurvescopeError
 
 
 def _device(name: str) -> str:
-    """Only the form is checked here; whether it can be used is torch's to say."""
+    """Check the form of the name; whether the device can be used is checked later."""
     if re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name) is None:
         rule = "must be auto, cpu, cuda (or cuda:1, …) or mps"
         raise CurvescopeError("--device", rule, given=repr(name))
@@ -28,7 +28,7 @@ def _folder(root: Path | None) -> Path | None:
 
 
 def check_code(option: str, text: str) -> None:
-    """Refuse a file where a function of it is wanted."""
+    """Refuse a file that is named without a function."""
     if ":" not in text and os.path.exists(text):
         rule = f"must name a function of the file too, as {text}:build"
         raise CurvescopeError(f"{option} {text!r}", rule)
@@ -56,11 +56,11 @@ def check_folder(option: str, folder: Path) -> None:
 
 
 def check_apart(outputs: Mapping[str, Path], inputs: Mapping[str, Path | None]) -> None:
-    """Refuse to write over what is read, under whatever name.
+    """Refuse to write over an input, also where links give it another name.
 
     Args:
-        outputs: What will be written, by what it is called.
-        inputs: What will be read, likewise.
+        outputs: The files that will be written, by the names of their options.
+        inputs: The files that will be read, by the names of their options.
 
     Raises:
         CurvescopeError: If one of the outputs is one of the inputs.
@@ -70,8 +70,8 @@ def check_apart(outputs: Mapping[str, Path], inputs: Mapping[str, Path | None]) 
     curvescope.errors.CurvescopeError: --out 'w.safetensors': is --weights itself; ...
     """
     for name, output in outputs.items():
-        for other, given in inputs.items():
-            if given is not None and _same_file(output, given):
+        for other, source in inputs.items():
+            if source is not None and _same_file(output, source):
                 rule = f"is {other} itself"
                 raise CurvescopeError(f"{name} {str(output)!r}", rule, remedy="name another place")
 

@@ -1,4 +1,4 @@
-"""Reports are written when what they show has changed: drawing figures takes most of a rerun."""
+"""Reports are written only when their sources have changed: drawing figures takes long."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ STAMP = ".report"
 
 
 def report_of(run: RunDirectory, *, figures: bool, extra: Sequence[Extra] = ()) -> Path:
-    """The report of an analysis: the page that is there, if it shows these results, or a new one.
+    """The report of an analysis: the existing page if it is up to date, else a new one.
 
     Args:
         run: The analysis.
         figures: Whether vector figures lie beside it; where matplotlib is missing they cannot.
-        extra: The stages of one's own that it shows.
+        extra: The user stages that it shows.
     """
     drawn = figures and find_spec("matplotlib") is not None
     stamp = _stamp(_sources(run), drawn, extra)
@@ -35,22 +35,22 @@ def report_of(run: RunDirectory, *, figures: bool, extra: Sequence[Extra] = ()) 
     return target
 
 
-def report_of_demonstration(found: Demonstration) -> Path:
-    """The same for the page of a demonstration and those it leads to."""
+def report_of_demonstration(demo: Demonstration) -> Path:
+    """The page of a demonstration and those that it links to: up to date, or written anew."""
     drawn = find_spec("matplotlib") is not None
-    sources = [file for run in found.runs for file in _sources(run)]
-    stamp = _stamp([*sources, *found.path.glob("*/certificate.json")], drawn)
-    target = found.path / "report.html"
-    pages = [target, *(run.path / "report.html" for run in found.runs)]
+    sources = [file for run in demo.runs for file in _sources(run)]
+    stamp = _stamp([*sources, *demo.path.glob("*/certificate.json")], drawn)
+    target = demo.path / "report.html"
+    pages = [target, *(run.path / "report.html" for run in demo.runs)]
     if not _shows(target, stamp) or not all(each.is_file() for each in pages):
-        _forget(found.path)
-        target = demonstration.write_demonstration(found, figures=drawn)
-        _remember(found.path, stamp)
+        _forget(demo.path)
+        target = demonstration.write_demonstration(demo, figures=drawn)
+        _remember(demo.path, stamp)
     return target
 
 
 def _sources(run: RunDirectory) -> list[Path]:
-    """The files that a report is made from, as far as they are there."""
+    """The files that a report is made from, that exist."""
     above = run.path.resolve().parent
     results = [run.folder(name) / "result.json" for name in run.stages]
     others = [run.path / "certificate.json", above / "certificate.json", above / "metrics.jsonl"]
@@ -58,7 +58,7 @@ def _sources(run: RunDirectory) -> list[Path]:
 
 
 def _stamp(sources: Iterable[Path], drawn: bool, extra: Sequence[Extra] = ()) -> str:
-    """What decides the contents of a report: its sources, and the code that writes it."""
+    """A digest of the contents of a report: its sources, and the code that writes it."""
     code = code_digest(reports, figures, studies)
     parts = [file_digest(file) for file in sources]
     return digest(metadata.version("curvescope"), drawn, code, parts, list(extra))
@@ -70,7 +70,7 @@ def _shows(target: Path, stamp: str) -> bool:
 
 
 def _forget(folder: Path) -> None:
-    """Until the new report is complete, nothing says that there is one."""
+    """Remove the stamp, until the new report is complete."""
     (folder / STAMP).unlink(missing_ok=True)
 
 

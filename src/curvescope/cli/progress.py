@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class Display:
     """A context manager; :meth:`stage` opens a stage, :meth:`step` moves the bar below it.
 
-    ``step`` has the signature that every estimator's ``progress`` keyword wants.
+    ``step`` is a callback for the ``progress`` argument of every estimator.
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
@@ -65,7 +65,7 @@ class Display:
         )
 
     def move(self, done: int, total: int, words: str) -> None:
-        """Show how far something else than an estimate has come."""
+        """Show the progress of work that is no estimate."""
         check()
         self._bars.update(self._task, completed=done, total=total, detail=words)
 

@@ -72,7 +72,7 @@ def reproduce(
     curvescope reproduce mine.py:ENTRY
     """  # noqa: D301 (\b keeps the lines of the examples apart)
     one_of("reproduce", "scale", scale, SCALES)
-    asked, *others = names or ["list"]
+    first, *others = names or ["list"]
 
     from curvescope.cli import studies
     from curvescope.cli.inputs import choose_device
@@ -80,15 +80,15 @@ def reproduce(
     from curvescope.studies.listing import entries
 
     console = Console(highlight=False, soft_wrap=True)
-    if asked in ("list", "show"):
-        if (asked == "list") == bool(others):
+    if first in ("list", "show"):
+        if (first == "list") == bool(others):
             rule = "list takes no name" if others else "show needs the name of an entry"
             remedy = "curvescope reproduce list shows all names"
             raise CurvescopeError("reproduce", rule, remedy=remedy)
-        chosen = entries() if asked == "list" else _find(others)
-        studies.show(chosen, out, console, detailed=asked == "show", as_json=as_json)
+        chosen = entries() if first == "list" else _find(others)
+        studies.show(chosen, out, console, detailed=first == "show", as_json=as_json)
         return
-    chosen = _find([asked, *others])
+    chosen = _find([first, *others])
     settings = Settings(
         scale=cast(Scale, scale),
         work=work or out / "work",
@@ -114,21 +114,21 @@ def reproduce(
 
 
 def _check_index(file: Path) -> None:
-    """Refuse a folder whose index is somebody else's: it is written anew after every entry."""
+    """Refuse a folder with a foreign INDEX.md, which would be overwritten after every entry."""
     from curvescope.reports.reproduction import TITLE
 
     if file.exists() and not file.read_bytes().startswith(TITLE.encode()):
-        rule = "has an INDEX.md of its own"
+        rule = "has an INDEX.md that is not curvescope's"
         raise CurvescopeError(f"--out {str(file.parent)!r}", rule, remedy="name another folder")
 
 
 def _find(names: Sequence[str]) -> tuple[Entry, ...]:
-    """The entries of these names, each once, in the order of the catalog; users' own at the end."""
+    """The entries of these names, each once, in the order of the catalog, then those of users."""
     from curvescope.cli.studies import load_entry
     from curvescope.studies.listing import entries, find
 
-    known = [entry.name for entry in entries()]
-    wanted: set[str] = set()
+    names_in_catalog = [entry.name for entry in entries()]
+    chosen: set[str] = set()
     of_users: dict[str, Entry] = {}
     for name in names:
         if ":" in name:
@@ -136,58 +136,58 @@ def _find(names: Sequence[str]) -> tuple[Entry, ...]:
             of_users[entry.name] = entry
             continue
         try:
-            wanted |= {entry.name for entry in find(name)}
+            chosen |= {entry.name for entry in find(name)}
         except CurvescopeError:
-            near = _near(name, known)
+            near = _near(name, names_in_catalog)
             hint = f"; near it are {', '.join(near)}" if near else ""
             rule = f"there is no entry {name!r}{hint}"
             remedy = "curvescope reproduce list shows all"
             raise CurvescopeError("reproduce", rule, remedy=remedy) from None
-    return (*(entry for entry in entries() if entry.name in wanted), *of_users.values())
+    return (*(entry for entry in entries() if entry.name in chosen), *of_users.values())
 
 
-def _near(name: str, known: Sequence[str]) -> list[str]:
+def _near(name: str, names: Sequence[str]) -> list[str]:
     """Up to three entries that are spelled nearly so, with or without their paper.
 
     >>> _near("batchnorm", ["dissecting-hessian/batch-norm", "traces/tails"])
     ['dissecting-hessian/batch-norm']
     """
-    papers = sorted({entry.partition("/")[0] for entry in known})
-    spellings = {entry.partition("/")[2]: entry for entry in known} | {n: n for n in known}
+    papers = sorted({entry.partition("/")[0] for entry in names})
+    spellings = {entry.partition("/")[2]: entry for entry in names} | {n: n for n in names}
     spellings |= {paper: paper for paper in papers}
-    found = get_close_matches(name.lower(), list(spellings), n=6)
-    return list(dict.fromkeys(spellings[spelling] for spelling in found))[:3]
+    matches = get_close_matches(name.lower(), list(spellings), n=6)
+    return list(dict.fromkeys(spellings[spelling] for spelling in matches))[:3]
 
 
 def _advice(out: Path, work: Path, *, again: bool) -> str:
-    kept = f"finished entries are in {out}, finished parts in {work}"
+    places = f"finished entries are in {out}, finished parts in {work}"
     if again:
-        return f"{kept}: --again computes all of them anew, so name only those that are left"
-    return f"{kept}: the same command goes on from there"
+        return f"{places}: --again computes all of them anew, so name only those that are left"
+    return f"{places}: the same command goes on from there"
 
 
 def _one(
     entry: Entry, settings: Settings, out: Path, *, again: bool, redraw: bool, quiet: bool
 ) -> Record:
-    """The record of one entry: found, drawn again, or computed."""
+    """The record of one entry: read, drawn again, or computed."""
     from curvescope.studies.record import load, run
 
     place = str(out / entry.name)
-    found = None if again else load(out, entry.name)
+    record = None if again else load(out, entry.name)
     if redraw:
-        if found is None:
+        if record is None:
             rule = f"{place!r} has no outcome to draw"
             raise CurvescopeError("reproduce", rule, remedy="leave out --redraw and --again")
         with _held(out):
-            _write(out, found)
-        return found
-    if found is not None:
-        if (found.scale, found.seed) != (settings.scale, settings.seed):
-            rule = f"{place!r} holds scale {found.scale!r}, seed {found.seed}"
+            _write(out, record)
+        return record
+    if record is not None:
+        if (record.scale, record.seed) != (settings.scale, settings.seed):
+            rule = f"{place!r} holds scale {record.scale!r}, seed {record.seed}"
             remedy = "name another --out, or replace it by --again"
             raise CurvescopeError("reproduce", rule, remedy=remedy)
         _tidy(out, entry)
-        return found
+        return record
     with _held(out, settings.work), Display(quiet=quiet) as display:
         _remove_parts(out / entry.name, settings.work)
         display.stage(entry.name)
@@ -213,7 +213,7 @@ def _held(*folders: Path) -> Iterator[None]:
 
 
 def _remove_parts(place: Path, work: Path) -> None:
-    """What killed processes have left of an entry, and of parts and trained networks."""
+    """Remove the temporary files of killed processes from an entry, parts and trained networks."""
     from curvescope import io
 
     for folder in place.glob(".part-*"):
@@ -222,7 +222,7 @@ def _remove_parts(place: Path, work: Path) -> None:
 
 
 def _write(out: Path, record: Record) -> None:
-    """Pictures, page and outcome of an entry, which appear together; then the index."""
+    """Write pictures, page and outcome of an entry in one step, then the index."""
     from curvescope.cli.staging import staged
     from curvescope.reports import reproduction
     from curvescope.studies.record import FILE
@@ -247,7 +247,7 @@ def _write_index(out: Path) -> None:
 
 
 def _tidy(out: Path, entry: Entry) -> None:
-    """After a kill between an outcome and the index."""
+    """Write the index if a process was killed between an outcome and the index."""
     from curvescope import io
 
     if io.part_files(out) or any((out / entry.name).glob(".part-*")):

@@ -44,7 +44,7 @@ def load_entry(text: str) -> Entry:
 def show(
     chosen: Sequence[Entry], out: Path, console: Console, *, detailed: bool, as_json: bool
 ) -> None:
-    """Print entries and what ``out`` holds of them."""
+    """Print entries with their outcomes in ``out``."""
     listed = [(entry, load(out, entry.name)) for entry in chosen]
     if as_json:
         typer.echo(json.dumps([_described(*pair) for pair in listed], indent=2))
@@ -58,7 +58,7 @@ def show(
 
 
 def lines(listed: Sequence[tuple[Entry, Record | None]], width: int | None) -> list[str]:
-    """A line for each entry: name, time at each scale, what is here of it, source.
+    """A line for each entry: name, time at each scale, outcome, source.
 
     Args:
         listed: Entries with their outcomes.
@@ -71,7 +71,7 @@ def lines(listed: Sequence[tuple[Entry, Record | None]], width: int | None) -> l
     if all(record is None for _, record in listed):
         rows = [[*row[:4], row[5]] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    found = []
+    texts = []
     for row in rows:
         cells = [
             cell.rjust(room) if 1 <= i <= len(SCALES) else cell.ljust(room)
@@ -80,29 +80,29 @@ def lines(listed: Sequence[tuple[Entry, Record | None]], width: int | None) -> l
         line = "  ".join(cells).rstrip()
         if width is not None and len(line) > width:
             line = f"{line[: width - 1]}…"
-        found.append(line)
-    return found
+        texts.append(line)
+    return texts
 
 
 def brief(cost: str) -> str:
-    """The time in what an entry says about its cost.
+    """The time in the text of an entry about its cost.
 
     >>> [brief(text) for text in ("4 s, digits", "MNIST: ten minutes", "a GPU for hours", "", "?")]
     ['4 s', '10 min', 'hours', '–', '?']
     """
     if not cost:
         return "–"
-    found = _TIME.search(cost)
-    if found is None:
+    match = _TIME.search(cost)
+    if match is None:
         return "GPU" if "GPU" in cost else "?"
-    if found[3]:
-        return found[3]
-    number = {"a": "1", "ten": "10"}.get(found[1], found[1])
-    return f"{number} {_UNITS[found[2][0]]}"
+    if match[3]:
+        return match[3]
+    number = {"a": "1", "ten": "10"}.get(match[1], match[1])
+    return f"{number} {_UNITS[match[2][0]]}"
 
 
 def _status(record: Record) -> str:
-    """The scale that is here, and how many of the paper's ranges are met."""
+    """The scale of the outcome, and how many of the paper's ranges it meets."""
     judged = [row.agrees is True for row in record.outcome.judged]
     return f"{record.scale} {sum(judged)}/{len(judged)}" if judged else record.scale
 
@@ -143,7 +143,7 @@ def _show_entry(entry: Entry, record: Record | None, out: Path, console: Console
 
 
 def show_record(record: Record, out: Path, console: Console) -> None:
-    """Print an outcome: the paper's numbers beside ours, and what is to be said of them."""
+    """Print an outcome: the paper's numbers beside ours, and the remarks."""
     console.print(f"[bold]{record.entry}[/bold]: {escape(f'{record.source}. {record.shows}')}")
     table = Table()
     for title, justify in (("", "left"), ("paper", "right"), ("ours", "right"), ("", "left")):

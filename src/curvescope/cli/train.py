@@ -114,7 +114,7 @@ def train(
         --out runs/binary
     """  # noqa: D301 (\b keeps the lines of the examples apart)
     trace = _trace(trace_of, trace_weight)
-    kept = _epochs(checkpoints)
+    epochs_saved = _epochs(checkpoints)
 
     from curvescope.cli.inputs import choose_device
     from curvescope.data.normalize import KINDS, Kind
@@ -135,7 +135,7 @@ def train(
         schedule=schedule or ("linear" if average_from is None else "averaging"),
         average_from=average_from,
         loss=loss,
-        checkpoints=kept,
+        checkpoints=epochs_saved,
     )
     home = choose_device(device)
     splits = named_data(data, root=root, normalize=kind, per_class=per_class, seed=data_seed)
@@ -149,7 +149,7 @@ def train(
             splits,
             recipe,
             folder=place,
-            init=init or _own_init(network),
+            init=init or _default_init(network),
             device=home,
             resume=resume,
             trace=trace,
@@ -163,14 +163,14 @@ def train(
         raise typer.Exit(1)
 
 
-def _own_init(network: str) -> str | None:
+def _default_init(network: str) -> str | None:
     """With PyTorch's own initialization a VGG without batch norm does not begin to learn."""
     plain_vgg = network.upper().startswith("VGG") and not network.upper().endswith("-BN")
     return "xavier" if plain_vgg else None
 
 
 def _trace(of: str | None, weight: float | None) -> tuple[str, float] | None:
-    """Whose trace is penalized how much, if any."""
+    """The matrix whose trace is penalized, and the weight; None without a penalty."""
     if of is not None:
         one_of("train", "trace_of", of, TRACES)
         if weight is None:
@@ -194,7 +194,7 @@ def _epochs(text: str) -> tuple[int, ...]:
 
 
 def show(name: str, model: nn.Module, splits: NamedData, result: Trained, console: Console) -> None:
-    """Print what was trained, how well it fits, and where it lies."""
+    """Print the network, its fit, and its folder."""
     recipe = result.recipe
     console.print(f"{name} ({_size(model):,} parameters) on {splits.name}, seed {recipe.seed}")
     if result.diverged is not None:

@@ -18,25 +18,25 @@ from curvescope.cli.inputs import Subject
 
 def check(
     certificate: Certificate,
-    known: tuple[Subject, Path] | None,
+    evidence: tuple[Subject, Path] | None,
     device: torch.device,
     *,
     seed: int,
     progress: Callable[[Progress], None],
 ) -> Verification:
-    """Check a certificate as far as what is named allows.
+    """Check the claims of a certificate that the given inputs decide.
 
     Args:
-        certificate: What is claimed.
-        known: The network with its data, and the file of its initial weights; without them only
-            the file itself is looked at.
+        certificate: The certificate.
+        evidence: The network with its data, and the file of its initial weights; without them only
+            the file itself is checked.
         device: Where to draw.
         seed: Decides the fresh draws.
         progress: Called while drawing.
     """
-    if known is None:
+    if evidence is None:
         return certificate.verify()
-    subject, initial = known
+    subject, initial = evidence
     return certificate.verify(
         model=subject.model.to(device),
         initial_state=initial,
@@ -50,10 +50,10 @@ def show(certificate: Certificate, result: Verification, *, as_json: bool) -> No
     """Print the outcome; exit with 1 if the certificate is refuted."""
     if as_json:
         claims = [asdict(claim) for claim in result.checks]
-        found = {"verdict": result.verdict, "statement": certificate.statement, "checks": claims}
+        outcome = {"verdict": result.verdict, "statement": certificate.statement, "checks": claims}
         typer.echo(
             json.dumps(
-                {**found, "unchecked": result.unchecked, "trusted": result.trusted}, indent=2
+                {**outcome, "unchecked": result.unchecked, "trusted": result.trusted}, indent=2
             )
         )
     else:

@@ -1,4 +1,4 @@
-"""The library's errors for who typed a command: options and files, not functions and arguments.
+"""The library's errors in the words of a command: options and files, not functions and arguments.
 
 The sentence is made anew from the parts of the error. An argument that the library mentions becomes
 the option of the same name, if the command has one; few have another name there.
@@ -20,7 +20,7 @@ _OPTIONS = {
     "dataset(seed)": "data_seed",
     "confidence.draws": "draw_delta",
     "confidence.sample": "delta",
-    "data.asked.seed": "data_seed",
+    "data.options.seed": "data_seed",
     "folder": "out",
     "initial_state": "initial",
     "overwrite": "again",
@@ -69,14 +69,14 @@ class Words:
         return f"{place} {rest}" if verb and place[0] not in _QUOTES else f"{place}: {rest}"
 
     def after_where(self, error: CurvescopeError) -> str:
-        """The sentence for a reader who knows already what it is about."""
+        """The sentence without its place, for a reader who has that already."""
         function = error.where.partition("(")[0]
         remedy = error.remedy if error.remedy_cli is None else error.remedy_cli
         said = self._said(function, error.rule), self._said(function, remedy or "")
         return sentence(said[0], error.given, said[1])
 
     def _place(self, where: str) -> str:
-        """What the user knows of the place: nothing of a function, its argument, its value."""
+        """The place in the user's words: an option or a file instead of a function's argument."""
         function, _, inside = where.partition("(")
         inside = inside.removesuffix(")")
         if not function.replace(".", "").isidentifier():

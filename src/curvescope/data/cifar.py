@@ -1,9 +1,9 @@
 """The python version of CIFAR-10 and CIFAR-100: pickles, read without trusting them.
 
 A pickle names functions and calls them. These files name exactly three, ``numpy``'s array
-reconstructor, ``ndarray`` and ``dtype``, and all that they say with them is: an array of unsigned
-bytes of this shape. Here the three names stand for objects of our own that understand this one
-sentence and nothing else; numpy is never called by the file, and any other name ends the reading.
+reconstructor, ``ndarray`` and ``dtype``, to build an array of unsigned bytes. Here the three names
+stand for objects that can do this and nothing else; numpy is never called by the file, and any
+other name ends the reading.
 """
 
 from __future__ import annotations
@@ -137,11 +137,11 @@ def decode(
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     """Images ``[N, C, H, W]`` and labels ``[N]``, the batches one after the other."""
     rows, labels = [], []
-    for shown, raw in files:
-        data, classes = read_batch(repr(shown), raw)
+    for place, raw in files:
+        data, classes = read_batch(repr(place), raw)
         if data.shape[1] != math.prod(shape):
             rule = f"has rows of {data.shape[1]} bytes, not {math.prod(shape)}"
-            raise CurvescopeError(repr(shown), rule)
+            raise CurvescopeError(repr(place), rule)
         rows.append(data)
         labels.append(classes)
     return np.concatenate(rows).reshape(-1, *shape), np.concatenate(labels)

@@ -34,7 +34,7 @@ class Record:
     def __init__(self) -> None:
         self._path = cache_folder() / "verified.json"
         self._added: dict[str, Stamp] = {}
-        self._known = self._read()
+        self._stamps = self._read()
 
     def _read(self) -> dict[str, Stamp]:
         try:
@@ -45,14 +45,14 @@ class Record:
 
     def has(self, key: str, stamp: Stamp) -> bool:
         """Whether this file, as it lies there now, was verified before."""
-        return self._known.get(key) == stamp
+        return self._stamps.get(key) == stamp
 
     def add(self, key: str, stamp: Stamp) -> None:
-        """Note a file that was verified."""
+        """Record a file as verified."""
         self._added[key] = stamp
 
     def save(self) -> None:
-        """Write what was noted; a cache that cannot be written costs time, nothing else."""
+        """Write the record; where it cannot be written, files are verified again next time."""
         if not self._added:
             return
         try:
@@ -90,16 +90,16 @@ def contents(
         if stat.st_size > _LARGEST:
             raise _too_long(where, source, path)
         stamp: Stamp = [stat.st_size, stat.st_mtime_ns, file.md5]
-        shown = str(path)
+        label = str(path)
         if reading is not None:
             raw = reading[file.name]
-            key, shown = f"{key}::{file.name}", f"{file.name} in {path}"
+            key, label = f"{key}::{file.name}", f"{file.name} in {path}"
         else:
             raw = _read(where, source, path)
         if afresh or not record.has(key, stamp):
-            _compare(where, source, file, shown, raw)
+            _compare(where, source, file, label, raw)
             record.add(key, stamp)
-        yield shown, raw
+        yield label, raw
     record.save()
 
 
@@ -116,20 +116,20 @@ def _read(where: str, source: Source, path: Path) -> bytes:
 
 def _archived(where: str, source: Source, files: tuple[File, ...], path: Path) -> dict[str, bytes]:
     """The files of a split out of their archive, in one pass over it, in memory."""
-    wanted = {f"{source.inside}/{file.name}": file.name for file in files}
+    members = {f"{source.inside}/{file.name}": file.name for file in files}
     files_read: dict[str, bytes] = {}
     try:
         with tarfile.open(path, "r:gz") as archive:
             for member in archive:
                 if member.offset > _ARCHIVE:
                     raise tarfile.TarError("it is far too long")
-                name = wanted.get(member.name)
+                name = members.get(member.name)
                 if name is None or not member.isfile() or member.size > _LARGEST:
                     continue
                 stream = archive.extractfile(member)
                 if stream is not None:
                     files_read[name] = stream.read()
-                if len(files_read) == len(wanted):
+                if len(files_read) == len(members):
                     break
     except _UNREADABLE as error:
         raise _unreadable(where, source, path, error) from None
@@ -140,11 +140,11 @@ def _archived(where: str, source: Source, files: tuple[File, ...], path: Path) -
     return files_read
 
 
-def _compare(where: str, source: Source, file: File, shown: str, raw: bytes) -> None:
+def _compare(where: str, source: Source, file: File, label: str, raw: bytes) -> None:
     md5 = checksum(raw, "md5")
     if md5 != file.md5:
         rule = (
-            f"{shown} is not the published file, it is cut short, changed or of another data set "
+            f"{label} is not the published file, it is cut short, changed or of another data set "
             f"(the MD5 of its contents is {md5}, not {file.md5})"
         )
         raise CurvescopeError(where, rule, remedy=_again(source))

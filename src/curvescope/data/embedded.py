@@ -1,4 +1,4 @@
-"""Small data sets that travel inside the package, so that everything runs offline.
+"""Small data sets inside the package, so that everything runs offline.
 
 A file is read whole, compared with its SHA-256, and only then decoded; decoding never executes
 anything (``allow_pickle=False``).

@@ -1,4 +1,4 @@
-"""Which data sets there are, which of them are at hand, and whether their files are right."""
+"""The list of data sets, where their files are, and the verification of these files."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from curvescope.data.sources import SOURCES, Source
 
 @dataclass(frozen=True)
 class Entry:
-    """A data set: its size, where it was found, and what a download takes.
+    """A data set: its size, where its files are, and the size of a download.
 
-    ``found`` is a folder or archive, ``"package"`` for an embedded set, ``None`` for a missing one;
-    ``megabytes`` is ``None`` where there is nothing to download.
+    ``location`` is a folder or archive, ``"package"`` for an embedded set, ``None`` for a missing
+    one; ``megabytes`` is ``None`` where there is nothing to download.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Entry:
     train: int
     test: int
     shape: tuple[int, ...]
-    found: str | None
+    location: str | None
     megabytes: float | None
 
 
@@ -47,13 +47,13 @@ def inventory(root: str | os.PathLike[str] | None = None) -> list[Entry]:
     entries = [_entry(embedded, "package", None) for embedded in EMBEDDED.values()]
     for source in SOURCES.values():
         places = (find(source, split, folders) for split in SPLITS)
-        found = next((str(place.path) for place in places if place is not None), None)
+        location = next((str(place.path) for place in places if place is not None), None)
         megabytes = round(source.megabytes, 1) if source.mirrors else None
-        entries.append(_entry(source, found, megabytes))
+        entries.append(_entry(source, location, megabytes))
     return entries
 
 
-def _entry(source: Source | Embedded, found: str | None, megabytes: float | None) -> Entry:
+def _entry(source: Source | Embedded, location: str | None, megabytes: float | None) -> Entry:
     return Entry(
         name=source.name,
         title=source.title,
@@ -61,7 +61,7 @@ def _entry(source: Source | Embedded, found: str | None, megabytes: float | None
         train=source.sizes["train"],
         test=source.sizes["test"],
         shape=source.shape,
-        found=found,
+        location=location,
         megabytes=megabytes,
     )
 

@@ -17,15 +17,15 @@ from curvescope.errors import CurvescopeError
 class Dataset:
     """One split of a data set: ``X``, one sample in each row, and the class of each in ``y``.
 
-    Both tensors lie in memory, on one device. Tensors of one's own become a data set likewise.
+    Both tensors lie in memory, on one device. Any such tensors can be made a data set.
 
     Args:
         X: Samples ``[N, …]``, images ``[N, C, H, W]``, floating point and finite.
         y: Classes ``[N]``, ``int64``, from 0 to ``classes`` − 1.
-        classes: How many classes there are, also where some have no sample.
-        name: What the set is called.
+        classes: The number of classes, including those without a sample.
+        name: The name of the set.
         split: ``"train"`` or ``"test"``.
-        normalization: What was done to the pixels, with its constants.
+        normalization: How the pixels were normalized, with the constants.
 
     Raises:
         CurvescopeError: If the tensors do not fit together.

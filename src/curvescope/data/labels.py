@@ -1,7 +1,7 @@
-"""Labels and sub-samples: two classes, random labels, so many of each class.
+"""Labels and sub-samples: two classes, random labels, balanced sub-samples.
 
 Everything random follows from one seed. Labels, sub-samples and the noise of synthetic sets each
-have a stream of their own for each split, so that asking for one never changes another.
+have a separate stream for each split, so that drawing from one never changes another.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def dataset(
 
     Pixels are scaled to [0, 1]. ``normalize`` then subtracts a mean and divides by a standard
     deviation, of each pixel or of each channel; both are statistics of the whole training split,
-    whichever split or sub-sample is asked for, and are kept in ``Dataset.normalization``. A pixel
+    whichever split or sub-sample is loaded, and are kept in ``Dataset.normalization``. A pixel
     that never changes in the training split is centered only.
 
     The time is that of reading the files, at most a few seconds; the memory that of the images in
@@ -55,8 +55,8 @@ def dataset(
         name: The data set, in any case.
         root: A folder to look in first.
         split: ``"train"`` or ``"test"``.
-        per_class: Take so many samples of each class (of the labels as asked for), in the order of
-            the set: the first ones or, with a seed, random ones. A mixture needs it.
+        per_class: Number of samples of each class (after ``-2`` and ``-R``), in the order of the
+            set: the first ones or, with a seed, random ones. A mixture needs it.
         seed: Decides everything that is random: labels, sub-samples, mixtures.
         normalize: ``"none"``, ``"pixel"`` or ``"channel"``.
         dtype: The images' floating-point type; labels are ``int64``.

@@ -19,8 +19,8 @@ def decode(
     Raises:
         CurvescopeError: If the file is not such an archive; pickled objects are refused.
     """
-    ((shown, raw),) = files
-    where = repr(shown)
+    ((name, raw),) = files
+    where = repr(name)
     arrays = read_arrays(raw, where, (f"x_{split}", f"fine_{split}"))
     if len(arrays) < 2:
         rule = "does not hold the arrays of a subset"

@@ -60,9 +60,9 @@ def roots(where: str, root: str | os.PathLike[str] | None) -> list[Path]:
 
 def destinations(root: str | os.PathLike[str] | None) -> list[Path]:
     """The folders that ``roots`` searches, whether they exist or not; downloads go to the first."""
-    given = [] if root is None else [os.fspath(root)]
+    first = [] if root is None else [os.fspath(root)]
     variable = os.environ.get(VARIABLE)
-    named = [Path(os.path.expanduser(folder)) for folder in (*given, variable) if folder]
+    named = [Path(os.path.expanduser(folder)) for folder in (*first, variable) if folder]
     return [folder.absolute() for folder in (*named, cache_folder() / "data")]
 
 

@@ -1,4 +1,4 @@
-"""From a name in the catalog to checked arrays: found, verified, decoded."""
+"""Reading a split of the catalog: files are located, verified and decoded."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def read_split(
             f"files have {list(pixels.shape)} and {list(labels.shape)}",
         )
     if not 0 <= labels.min() <= labels.max() < source.classes:
-        found = f"{labels.min()} … {labels.max()}"
-        rule = f"labels must lie in 0 … {source.classes - 1}, the files have {found}"
+        label_range = f"{labels.min()} … {labels.max()}"
+        rule = f"labels must lie in 0 … {source.classes - 1}, the files have {label_range}"
         raise CurvescopeError(where, rule)
     writable = np.require(pixels, requirements=["C", "W"])
     return torch.from_numpy(writable), torch.from_numpy(labels.astype(np.int64))

@@ -1,4 +1,4 @@
-"""``analyze``: everything that can be said about the curvature of one network, into a directory."""
+"""``analyze``: the curvature of one network, measured stage by stage into a directory."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def analyze(
         test: The same network on its test data.
         layers: The layers to look into; all linear and convolutional ones if none are named.
         classes: Whether to look into the classes, where the loss has any.
-        extra: Stages of one's own, which come last; their code is part of the configuration.
+        extra: Stages of the user, which come last; their code is part of the configuration.
         settings: How much work to do.
         names: What to call the ``"model"`` and the ``"data"`` in reports.
         tell: Called with a few words at the beginning of each stage.
@@ -90,16 +90,16 @@ def analyze(
         _try_out(problem, test)  # what cannot be analyzed is refused before anything is written
 
     def perform(run: OpenRun, part: Part) -> None:
-        own = derived(seed, part.name)
+        stage_seed = derived(seed, part.name)
 
         def work(folder: Path) -> Outcome[Any]:
             return part.compute(
-                Context(problem, test, run, settings, outputs, chosen, own, folder, progress)
+                Context(problem, test, run, settings, outputs, chosen, stage_seed, folder, progress)
             )
 
         if not run.has(part.name):
             tell(part.name)
-        run.compute(part.name, part.kind, work, seed=own, device=problem.device)
+        run.compute(part.name, part.kind, work, seed=stage_seed, device=problem.device)
 
     with open_for_work(out, config) as run:
         for part in plan:
@@ -150,7 +150,7 @@ def choose_layers(problem: Problem, layers: Sequence[str] | None) -> tuple[str, 
     return tuple(name for name in able if name in layers)
 
 
-# What decides the numbers ---------------------------------------------------------------
+# The configuration ----------------------------------------------------------------------
 
 
 def describe(problem: Problem, test: Problem | None, names: Mapping[str, str]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""A certificate at its place: shown if it is there, else made, by one process at a time.
+"""A certificate in a file: verified if it exists, else computed, by one process at a time.
 
 A certificate is ``NAME.json`` with ``NAME.posterior.safetensors``; until it is finished, its parts
-lie in ``NAME.parts``, whose ``config.json`` says what they are parts of.
+lie in ``NAME.parts``, whose ``config.json`` holds the request.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _REMEDY = "name another file with --out, or replace it with --again"
 
 
 def parts_folder(place: Path) -> Path:
-    """Where an unfinished certificate goes on."""
+    """The folder with the checkpoints of an unfinished certificate."""
     return place.with_suffix(".parts")
 
 
@@ -40,7 +40,7 @@ def certified(
     progress: Callable[[Progress], None] | None = None,
     **settings: Any,
 ) -> bool:
-    """See to it that the certificate is at ``place``; say whether it was there before.
+    """Compute the certificate into ``place`` unless it is there; return whether it was.
 
     Args:
         place: The JSON file; its folder must exist.
@@ -48,7 +48,7 @@ def certified(
         initial_state: The weights before training.
         data: The examples.
         seed: Decides every random number.
-        again: Whether what is there is replaced.
+        again: Whether an existing certificate is replaced.
         progress: Called after every epoch, and while drawing.
         **settings: As for :func:`curvescope.certificates.certification`.
 
@@ -95,7 +95,7 @@ def _finished(
     data: Any,
     progress: Callable[[Progress], None] | None,
 ) -> bool:
-    """Whether this very certificate is there and stands up to being checked."""
+    """Whether the certificate of this request exists; one that is refuted is an error."""
     if not place.exists():
         return False
     certificate = Certificate.load(place)

@@ -1,4 +1,4 @@
-"""Self-checks: two independent ways to one number, and whether they agree.
+"""Self-checks: whether two independent ways to compute one number agree.
 
 Two estimates agree when their difference is within four standard errors. A standard error from a
 few probes is itself uncertain, so the four are widened to the quantile of Student's distribution
@@ -21,7 +21,7 @@ _DEVIATIONS = 4.0
 
 @dataclass(frozen=True)
 class Number:
-    """A value with its standard error (0: exact up to rounding) over so many probes."""
+    """A value with its standard error (0: exact up to rounding) and its number of probes."""
 
     value: AnyFloat
     stderr: AnyFloat = 0.0
@@ -56,13 +56,13 @@ def agree(
     scale: float = 0.0,
     slack: float = 0.0,
 ) -> Check:
-    """Whether two ways to the same number agree within their errors.
+    """Check that two ways to compute a number agree within their errors.
 
     Args:
         what: The quantity, as ``"tr H"``.
-        ways: Two numbers under the words that say where they come from.
+        ways: The two numbers, by words for how each was computed.
         rounding: A relative difference that is accepted in any case: the arithmetic's.
-        scale: How large the numbers were that the result may have canceled from.
+        scale: The size of the terms whose cancellation may have lost digits.
         slack: A difference that is accepted in any case, such as the residuals of eigenvalues.
 
     >>> check = agree("tr H", {"from the density": Number(10.31, 0.05, 8),
@@ -80,7 +80,7 @@ def agree(
 
 
 def reach(a: Number, b: Number) -> float:
-    """How many standard errors two numbers may be apart.
+    """The largest difference, in standard errors, at which two numbers still agree.
 
     Student's quantile, whose degrees of freedom are Welch's for the difference of two means.
 

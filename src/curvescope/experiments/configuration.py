@@ -1,4 +1,4 @@
-"""What decides the numbers of an analysis: written first into its folder, and never changed."""
+"""The configuration of an analysis: written first into its folder, and never changed."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Settings:
         probes: Random vectors of each density: the uncertainty band is their spread.
         trace_probes: Products for each trace and Frobenius norm.
         outliers: Eigenpairs of largest magnitude that are taken out exactly before a density; the
-            number of the network's outputs plus four where it is not given.
+            default is the number of the network's outputs plus four.
         tolerance: The residual of an eigenpair, relative to the norm of its matrix.
-        exact_rows: A matrix, or its Gram form, of so many rows is diagonalized exactly.
+        exact_rows: The most rows of a matrix, or of its Gram form, for all eigenvalues.
         class_rows: The same for the twelve or so matrices of the class structure.
         layer_pairs: Eigenpairs of each layer's Hessian.
     """
@@ -84,12 +84,12 @@ class Analysis:
     test: DataNote | None
     layers: tuple[str, ...]
     settings: Settings
-    extra: dict[str, str] = field(default_factory=dict)  # of one's own: name -> digest of its code
+    extra: dict[str, str] = field(default_factory=dict)  # user stages: name -> digest of the code
 
     def __post_init__(self) -> None:
         for name in self.stages:
             if not _STAGE.fullmatch(name) or len(name) > _LONGEST:
-                rule = "a stage has the name of a folder of its own"
+                rule = "the name of a stage must be one that a folder may have"
                 raise CurvescopeError("Analysis", rule, given=repr(name[:40]))
         if len(set(self.stages)) < len(self.stages):
             twice = next(name for name in self.stages if self.stages.count(name) > 1)

@@ -19,9 +19,9 @@ from curvescope._numbers import short
 from curvescope.certificates import Certificate, posterior_method
 from curvescope.experiments import trained
 from curvescope.experiments.analyze import analyze
+from curvescope.experiments.best_values import best_values
 from curvescope.experiments.certified import certified
 from curvescope.experiments.configuration import Settings
-from curvescope.experiments.known import known
 from curvescope.experiments.quantities import LARGEST, SMALLEST, TRACE
 from curvescope.experiments.stages.context import derived
 from curvescope.experiments.stages.overview import Overview
@@ -87,7 +87,7 @@ class Course:
 
 @dataclass(frozen=True)
 class Demonstration:
-    """Where everything lies: the folder, its analyses in order, and the certificate."""
+    """A finished demonstration: the folder, its analyses in order, and the certificate."""
 
     path: Path
     runs: tuple[RunDirectory, ...]
@@ -116,8 +116,8 @@ def demonstrate(
         seed: Decides every random number.
         plan: What to do; the plan of ``curvescope demo`` if none.
         tell: Called with a few words at the beginning of each part.
-        show: Called with what is done, what there is to do, and a few words on how it goes, while a
-            network is trained or certified.
+        show: Called with the steps done, the steps in all and a few words, while a network is
+            trained or certified.
         progress: Called after every step of an estimate.
 
     Raises:
@@ -152,7 +152,7 @@ def load(path: io.PathLike) -> Demonstration:
 def column(run: RunDirectory) -> dict[str, str]:
     """One network in numbers: what the tables of a demonstration show, row by row.
 
-    Eigenvalues and sums are the best known ones, see :mod:`curvescope.experiments.known`.
+    Eigenvalues and sums are the best values, see :mod:`curvescope.experiments.best_values`.
     """
     overview = run.result("overview", Overview)
     rows = {
@@ -162,7 +162,7 @@ def column(run: RunDirectory) -> dict[str, str]:
     if overview.test is not None:
         rows["test loss"] = short(overview.test.loss)
         rows["test error"] = f"{100 * (overview.test.error or 0.0):.2f} %"
-    for matrix, row in known(run).items():
+    for matrix, row in best_values(run).items():
         for quantity in (LARGEST, SMALLEST, TRACE):
             rows[f"{quantity} of {matrix}"] = str(row[quantity])
     return rows

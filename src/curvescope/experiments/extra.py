@@ -1,4 +1,4 @@
-"""What a file with a stage of one's own needs; see ``docs/extending/report-section.md``."""
+"""The names that a file with a user stage imports; see ``docs/extending/report-section.md``."""
 
 from curvescope.experiments.checks import Check
 from curvescope.experiments.stages.context import Context

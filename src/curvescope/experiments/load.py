@@ -11,7 +11,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,17 +24,19 @@ from curvescope import io
 from curvescope.data import Dataset, dataset
 from curvescope.errors import CurvescopeError
 from curvescope.experiments.stages.plan import Extra
+from curvescope.identity import checksum
 from curvescope.networks.names import network
 from curvescope.problem.losses import Loss
 from curvescope.training.weights import load_weights
 
 T = TypeVar("T")
+_SOURCE = "__curvescope_source__"  # of a module from a file: executed again if it has changed
 _FOREIGN_WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
 
 
 @dataclass(frozen=True)
 class Splits:
-    """Training and test data, as a problem takes them, and what they are called."""
+    """Training and test data, as a problem takes them, and their name."""
 
     train: Any
     test: Any
@@ -93,8 +95,8 @@ def load_loss(text: str) -> str | nn.Module | Callable[..., Tensor] | Loss:
     if ":" not in text:
         return text
     where = f"--loss {text!r}"
-    found = _find(where, text)
-    return _call(where, found) if isinstance(found, type) else found
+    loss = _find(where, text)
+    return _call(where, loss) if isinstance(loss, type) else loss
 
 
 def load_extra(text: str) -> Extra:
@@ -149,14 +151,14 @@ def load_data(text: str, *, root: Path | None = None, seed: int | None = None) -
     if callable(function) and "split" in inspect.signature(function).parameters:
         train, test = (_call(where, function, split=split) for split in ("train", "test"))
         return Splits(train, test, text)
-    found = _call(where, function)
-    if isinstance(found, Mapping) and "train" in found:
-        return Splits(found["train"], found.get("test"), text)
-    return Splits(found, None, text)
+    data = _call(where, function)
+    if isinstance(data, Mapping) and "train" in data:
+        return Splits(data["train"], data.get("test"), text)
+    return Splits(data, None, text)
 
 
 def choose_samples(data: Any, samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """So many random samples, in the order of the data; all of them if there are no more.
+    """``samples`` random samples, in the order of the data; all if there are no more.
 
     Raises:
         CurvescopeError: If the data is not a pair of tensors in memory.
@@ -218,17 +220,17 @@ def _find(where: str, text: str) -> Any:
         remedy = "run from the folder it lies in" if absent else None
         rule = f"{place!r} cannot be imported ({reason})"
         raise CurvescopeError(where, rule, remedy=remedy) from error
-    found = module
+    value = module
     for part in name.split("."):
-        found = getattr(found, part, None)
-        if found is None:
+        value = getattr(value, part, None)
+        if value is None:
             raise CurvescopeError(where, f"{place!r} has no {name!r}")
-    return found
+    return value
 
 
 @contextmanager
 def _alone(place: str) -> Iterator[None]:
-    """Without our arguments, which a parser in the user's code would take for its own."""
+    """Hide curvescope's arguments, which a parser in the user's code would read."""
     ours, sys.argv = sys.argv, [place]
     try:
         yield
@@ -239,14 +241,47 @@ def _alone(place: str) -> Iterator[None]:
 def _module(place: str) -> Any:
     if not place.endswith(".py"):
         return importlib.import_module(place)
-    path = Path(place)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    path = Path(place).resolve()
+    name = module_name(place)
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
         raise CurvescopeError(repr(place), "there is no such file")
+    source = path.read_bytes()
+    loaded = sys.modules.get(name)
+    if loaded is not None and vars(loaded).get(_SOURCE, source) == source:
+        return loaded
     module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)
-    spec.loader.exec_module(module)
+    vars(module)[_SOURCE] = source
+    sys.modules[name] = module  # pickle and inspect look for the code of a class there
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
     return module
+
+
+def module_name(place: str) -> str:
+    """The name in ``sys.modules`` of ``package.module`` or of the module from ``file.py``.
+
+    That of a file is its stem, unless ``import`` would find another module under this name: a
+    user's ``random.py`` must not be mistaken for the standard library's, nor replace it. The
+    name has the path in it only if need be, since it is part of the identity of the functions.
+
+    >>> module_name("package.module"), module_name("folder/calendar.py")
+    ('package.module', 'file:calendar')
+    """
+    if not place.endswith(".py"):
+        return place
+    path = Path(place).resolve()
+    with suppress(ValueError):  # of a module without a specification, such as __main__
+        spec = importlib.util.find_spec(path.stem)
+        if spec is None or (spec.origin and Path(spec.origin).resolve() == path):
+            return path.stem
+    name = f"file:{path.stem}"
+    if getattr(sys.modules.get(name), "__file__", str(path)) != str(path):
+        name += f":{checksum(str(path).encode())[:12]}"
+    return name
 
 
 def _call(where: str, function: Any, **arguments: Any) -> Any:
@@ -286,7 +321,7 @@ def _pair(where: str, arrays: Mapping[str, Any], ending: str) -> tuple[Tensor, T
         remedy = "scale it as the model expects it and save it again"
         raise CurvescopeError(where, rule, given=X.dtype, remedy=remedy)
     if X.ndim < 1 or y.ndim < 1 or len(X) != len(y) or len(X) == 0:
-        rule = f"X{ending} and y{ending} need as many rows"
+        rule = f"X{ending} and y{ending} must have the same number of rows, at least one"
         raise CurvescopeError(where, rule, given=f"{X.shape} and {y.shape}")
     if y.dtype.kind not in "fiub":
         rule = f"y{ending} must be numbers, classes from 0 on or real targets"

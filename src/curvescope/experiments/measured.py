@@ -1,4 +1,4 @@
-"""Runs with their sharpness: read where it was measured before, measured where it was not."""
+"""The sharpness of a run: read from its analysis or from ``sharpness.json``, else measured."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor
 from curvescope import io
 from curvescope._state import evaluated
 from curvescope.errors import CurvescopeError
-from curvescope.experiments import known as best
 from curvescope.experiments import load, trained
+from curvescope.experiments.best_values import best_values, with_best_values
 from curvescope.experiments.configuration import Analysis
 from curvescope.experiments.stages import sharpness as stage
 from curvescope.experiments.stages.context import derived
@@ -32,10 +32,10 @@ _BATCH = 500
 
 @dataclass(frozen=True)
 class Measuring:
-    """What decides the numbers that are measured here.
+    """How the sharpness is measured; it decides the numbers.
 
     Args:
-        samples: Curvature on so many random training samples; all by default.
+        samples: Number of random training samples for the curvature; all by default.
         seed: Decides the samples and every probe.
         tol: Relative residual of the eigenvalues.
         probes: Random vectors for the sums.
@@ -49,7 +49,7 @@ class Measuring:
 
 @dataclass(frozen=True)
 class Measured:
-    """The contents of ``sharpness.json``: a report for each mode, of this training and no other."""
+    """The contents of ``sharpness.json``: a report for each mode of the batch norms."""
 
     training: str  # the digest of its configuration and its final weights
     measuring: Measuring
@@ -58,7 +58,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A run, how it was trained as far as that is known, and its reports by batch-norm mode.
+    """A run, how it was trained where that is recorded, and its reports by batch-norm mode.
 
     Losses and errors of every report are those of the network in eval mode, in which it predicts.
     """
@@ -67,7 +67,7 @@ class MeasuredRun:
     path: Path
     training: Mapping[str, Any]
     reports: Mapping[str, SharpnessReport]
-    source: str  # "analysis", "kept" or "measured"
+    source: str  # "analysis", "stored" or "measured"
     fitted: int  # samples behind the training loss and error
 
 
@@ -81,10 +81,10 @@ def measured_run(
     again: bool = False,
     tell: Callable[[str], None] = lambda text: None,
 ) -> MeasuredRun:
-    """A training folder or an analysis with its sharpness.
+    """Read or measure the sharpness of a training or of an analysis.
 
-    Of a training folder the analysis in it is taken if there is one, else ``sharpness.json`` if it
-    was measured in the same way, else it is measured and kept there.
+    The report of a training is that of its analysis, else that of ``sharpness.json`` if it was
+    measured in the same way; else it is measured and written there.
 
     Args:
         folder: Of ``curvescope train`` or ``curvescope analyze``.
@@ -92,7 +92,7 @@ def measured_run(
         root: Where the data files lie.
         data_seed: The seed of random labels or sub-samples, as in training.
         device: Where to measure.
-        again: Measure a training anew whatever is there.
+        again: Measure a training again, even if there is a report.
         tell: Called with a few words before long work.
 
     Raises:
@@ -107,15 +107,15 @@ def measured_run(
     if config.loss is not None:
         raise CurvescopeError(
             repr(str(folder)),
-            "was trained with a loss of one's own, which no name stands for",
+            "was trained with a loss of the user's code, which no name stands for",
             remedy="analyze it with curvescope analyze --loss CODE first",
         )
     identity = digest(
         file_digest(folder / "config.json"),
         file_digest(io.check_tensors(folder / "weights" / "final.safetensors")),
     )
-    reports = None if again else _kept(folder, identity, measuring)
-    source = "kept"
+    reports = None if again else _stored(folder, identity, measuring)
+    source = "stored"
     if reports is None:
         splits = trained.load_run_data(folder, root=root, seed=data_seed)
         with io.held(folder):
@@ -148,7 +148,7 @@ def _has_stage(folder: Path) -> bool:
     return (folder / "config.json").exists() and RunDirectory(folder).has(stage.NAME)
 
 
-def _of_analysis(folder: Path, shown: Path) -> MeasuredRun:
+def _of_analysis(folder: Path, place: Path) -> MeasuredRun:
     run = RunDirectory(folder)
     measured = stage.sharpness_of(run)
     if measured is None:
@@ -157,35 +157,37 @@ def _of_analysis(folder: Path, shown: Path) -> MeasuredRun:
         raise CurvescopeError(repr(str(folder)), rule, remedy=remedy)
     above = folder.resolve().parent
     config = _config(above) if (above / "config.json").exists() else None
-    known = {} if config is None else _training(config)
-    own = {"network": run.config.model.name, "data": run.config.data.name}
+    recipe = {} if config is None else _training(config)
+    subject = {"network": run.config.model.name, "data": run.config.data.name}
     first, *others = measured.reports
-    reports = (best.improved(first, best.known(run)), *others)
+    reports = (with_best_values(first, best_values(run)), *others)
     fitted = run.config.data.samples
     return MeasuredRun(
-        _name(folder), shown, {**own, **known}, _predicting(reports), "analysis", fitted
+        _name(folder), place, {**subject, **recipe}, _predicting(reports), "analysis", fitted
     )
 
 
 def _training(config: Training) -> dict[str, Any]:
-    """What distinguishes trainings, from the configuration of one."""
+    """The settings in which trainings may differ."""
     recipe = config.recipe
-    known = ("optimizer", "weight_decay", "lr", "momentum", "batch_size", "schedule", "epochs")
+    settings = ("optimizer", "weight_decay", "lr", "momentum", "batch_size", "schedule", "epochs")
     return {
         "network": config.name,
         "data": config.data.name,
-        **{key: getattr(recipe, key) for key in (*known, "seed")},
+        **{key: getattr(recipe, key) for key in (*settings, "seed")},
         "penalty": config.penalty,
     }
 
 
-def _kept(folder: Path, identity: str, measuring: Measuring) -> tuple[SharpnessReport, ...] | None:
-    """What was measured of this training in this way; None where nothing was."""
+def _stored(
+    folder: Path, identity: str, measuring: Measuring
+) -> tuple[SharpnessReport, ...] | None:
+    """The stored reports of this training, measured in this way; None if there are none."""
     if not (folder / FILE).exists():
         return None
-    kept = io.load(folder / FILE, Measured, remedy="--again measures it anew")
-    same = (kept.training, kept.measuring) == (identity, measuring)
-    return kept.reports if same else None
+    stored = io.load(folder / FILE, Measured, remedy="--again measures it anew")
+    same = (stored.training, stored.measuring) == (identity, measuring)
+    return stored.reports if same else None
 
 
 def _measure(
@@ -224,7 +226,7 @@ def _measure(
 
 
 def _batches(data: Any, size: int) -> list[tuple[Tensor, Tensor]]:
-    """The batches of the batch norms, as in training; a lonely sample, without variance, is left.
+    """The batches of the training, without a last one of one sample, which has no variance.
 
     >>> [len(y) for _, y in _batches((torch.eye(5), torch.arange(5)), 2)]
     [2, 2]
@@ -234,9 +236,12 @@ def _batches(data: Any, size: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def _predicting(reports: Sequence[SharpnessReport]) -> dict[str, SharpnessReport]:
-    """Every report with the losses and errors of eval mode, if that was measured."""
+    """The reports by mode, all with the losses and errors of eval mode if that was measured."""
     by_mode = {report.mode: report for report in reports}
-    own = by_mode.get("eval")
-    if own is None:
+    predicting = by_mode.get("eval")
+    if predicting is None:
         return by_mode
-    return {mode: replace(r, train=own.train, test=own.test) for mode, r in by_mode.items()}
+    return {
+        mode: replace(r, train=predicting.train, test=predicting.test)
+        for mode, r in by_mode.items()
+    }

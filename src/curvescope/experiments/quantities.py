@@ -1,4 +1,4 @@
-"""One quantity of one matrix at a time: all ways to it, and the best of them."""
+"""The best value of one quantity of one matrix, from all the ways in which it was measured."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _ORDER = get_args(How)
 
 
 @dataclass(frozen=True)
-class Known:
-    """A value, its error, and how it was got.
+class Value:
+    """A value of a quantity, its error, and how it was obtained.
 
     ``how`` is ``"exact"`` (up to rounding), ``"converged"`` (an eigenvalue lies within ``error``,
     its residual), ``"estimate"`` (``error`` is a standard error, or the residual of an eigenvalue
-    that did not converge), ``"at most"`` or ``"at least"`` (a bound). ``source`` says where from.
+    that did not converge), ``"at most"`` or ``"at least"`` (a bound). ``source`` names the method.
 
-    >>> print(Known(52.13, source="all eigenvalues"))
+    >>> print(Value(52.13, source="all eigenvalues"))
     52.13 exact
-    >>> print(Known(53.6, 1.5, "estimate"), Known(0.31, how="at most"), sep="; ")
+    >>> print(Value(53.6, 1.5, "estimate"), Value(0.31, how="at most"), sep="; ")
     53.6 ± 1.5; ≤ 0.31
     """
 
@@ -60,23 +60,23 @@ class Known:
             return f"{plus_minus(self.value, 0.0)}, error unknown"
         return plus_minus(self.value, self.error)
 
-    def scaled(self, factor: float) -> Known:
+    def scaled(self, factor: float) -> Value:
         """A positive multiple."""
         return replace(self, value=self.value * factor, error=self.error * factor)
 
 
-def best(candidates: Sequence[Known | None]) -> Known | None:
-    """The first kind there is, and of that the smallest error.
+def best(candidates: Sequence[Value | None]) -> Value | None:
+    """The candidate of the most reliable kind (the order of ``How``), then of the smallest error.
 
-    >>> print(best([Known(2.0, 0.1, "estimate"), Known(2.1, 0.5, "converged"), None]))
+    >>> print(best([Value(2.0, 0.1, "estimate"), Value(2.1, 0.5, "converged"), None]))
     2.10 ± 0.50
     """
     there = [entry for entry in candidates if entry is not None]
     return min(there, key=lambda entry: (_ORDER.index(entry.how), entry.error), default=None)
 
 
-def exact_end(spectrum: Spectrum, *, upper: bool) -> Known | None:
-    """``λ_max`` or ``λ_min`` where all eigenvalues are known; rounding beside the norm is zero.
+def exact_end(spectrum: Spectrum, *, upper: bool) -> Value | None:
+    """``λ_max`` or ``λ_min`` from all eigenvalues; below the rounding of the norm it is zero.
 
     Gram matrices are made in float64; the matrix itself comes from products in their precision.
     """
@@ -88,31 +88,31 @@ def exact_end(spectrum: Spectrum, *, upper: bool) -> Known | None:
     eps = torch.finfo(values.dtype).eps if exact.form == "dual" else spectrum.precision
     if abs(end) <= 4 * len(values) ** 0.5 * eps * norm:
         end = 0.0
-    return Known(end, source="all eigenvalues")
+    return Value(end, source="all eigenvalues")
 
 
-def end_of_pairs(spectrum: Spectrum, *, upper: bool) -> Known:
-    """``λ_max`` or ``λ_min`` from the eigenpairs of largest magnitude, or what they say of it.
+def end_of_pairs(spectrum: Spectrum, *, upper: bool) -> Value:
+    """``λ_max`` or ``λ_min`` from the eigenpairs of largest magnitude, or a bound on it.
 
     A positive value among them is the largest eigenvalue there is: one beyond it would be among
-    them too. Without any, all that is known is that ``λ_max`` is at most the least magnitude.
+    them too. Without any, ``λ_max`` is at most the least of their magnitudes.
     """
     sign = 1.0 if upper else -1.0
     values = sign * spectrum.measure.outliers.double()
     best, residual = float(values.max()), float(spectrum.residuals[values.argmax()])
     how: How = "converged" if spectrum.converged else "estimate"
     if best > 0 or not bool(values.any()):
-        return Known(sign * best + 0.0, residual, how, "the eigenpairs of largest magnitude")
+        return Value(sign * best + 0.0, residual, how, "the eigenpairs of largest magnitude")
     words = "no eigenpair of largest magnitude has this sign"
     side: How = "at most" if upper else "at least"
-    return Known(sign * float(values.abs().min()), 0.0, side, words)
+    return Value(sign * float(values.abs().min()), 0.0, side, words)
 
 
 def end_of(
     spectrum: Spectrum | None, measures: CurvatureMeasures | None, *, upper: bool
-) -> Known | None:
+) -> Value | None:
     """The algebraically largest or smallest eigenvalue."""
-    candidates: list[Known | None] = []
+    candidates: list[Value | None] = []
     if measures is not None:
         side = measures.largest if upper else measures.smallest
         candidates.append(_of_estimate(side, "a search at this end of the spectrum"))
@@ -122,38 +122,38 @@ def end_of(
         rank, dimension = spectrum.rank, spectrum.measure.dimension
         if not upper and rank is not None and rank < dimension:
             words = f"positive semi-definite, of rank {rank:,} at most"
-            candidates.insert(0, Known(0.0, source=words))
+            candidates.insert(0, Value(0.0, source=words))
     return best(candidates)
 
 
-def _of_estimate(estimate: Estimate[float], source: str) -> Known:
+def _of_estimate(estimate: Estimate[float], source: str) -> Value:
     error = max(estimate.stderr, estimate.bias)
     if error == 0:
-        return Known(estimate.value, source="all eigenvalues")
+        return Value(estimate.value, source="all eigenvalues")
     converged = estimate.bias > 0 and estimate.status is Status.CONVERGED
-    return Known(estimate.value, error, "converged" if converged else "estimate", source)
+    return Value(estimate.value, error, "converged" if converged else "estimate", source)
 
 
-def _sampled(number: Number, source: str) -> Known:
+def _sampled(number: Number, source: str) -> Value:
     """An estimate; without an error it is exact, as with a random vector for each dimension."""
-    return Known(number.value, number.stderr, "estimate" if number.stderr else "exact", source)
+    return Value(number.value, number.stderr, "estimate" if number.stderr else "exact", source)
 
 
 def traces_of(
     measured: Mapping[str, Spectrum], apart: Mapping[str, CurvatureMeasures]
-) -> dict[str, Known]:
-    """Traces, which hold together: ``tr H = tr G + tr E``, and ``tr E = 0`` without a diagonal."""
-    found = {name: _trace(measured.get(name), apart.get(name)) for name in MATRICES}
+) -> dict[str, Value]:
+    """Traces that satisfy ``tr H = tr G + tr E``, with ``tr E = 0`` where E has no diagonal."""
+    traces = {name: _trace(measured.get(name), apart.get(name)) for name in MATRICES}
     if any(spectrum.no_diagonal for spectrum in measured.values()):
-        shared = best([found["G"], found["H"]])
-        found["G"] = shared
-        found["H"] = shared if shared is None else replace(shared, source=_JOINED[shared.how])
-        found["E"] = Known(0.0, source="E has no diagonal")
-    elif (g := found["G"]) is not None and (e := found["E"]) is not None:
+        shared = best([traces["G"], traces["H"]])
+        traces["G"] = shared
+        traces["H"] = shared if shared is None else replace(shared, source=_JOINED[shared.how])
+        traces["E"] = Value(0.0, source="E has no diagonal")
+    elif (g := traces["G"]) is not None and (e := traces["E"]) is not None:
         how: How = "exact" if g.how == e.how == "exact" else "estimate"
-        total = Known(g.value + e.value, hypot(g.error, e.error), how, "tr G + tr E")
-        found["H"] = best([found["H"], total])
-    return {name: entry for name, entry in found.items() if entry is not None}
+        total = Value(g.value + e.value, hypot(g.error, e.error), how, "tr G + tr E")
+        traces["H"] = best([traces["H"], total])
+    return {name: entry for name, entry in traces.items() if entry is not None}
 
 
 _JOINED = {
@@ -162,28 +162,28 @@ _JOINED = {
 }
 
 
-def _trace(spectrum: Spectrum | None, measures: CurvatureMeasures | None) -> Known | None:
-    candidates: list[Known | None] = []
+def _trace(spectrum: Spectrum | None, measures: CurvatureMeasures | None) -> Value | None:
+    candidates: list[Value | None] = []
     if measures is not None:
         candidates.append(_of_estimate(measures.trace, "random vectors"))
     if spectrum is not None:
         candidates.append(_sampled(spectrum.trace, "random vectors, XTrace"))
         if spectrum.exact is not None:
             total = float(spectrum.exact.values.sum())
-            candidates.append(Known(total, source="all eigenvalues"))
+            candidates.append(Value(total, source="all eigenvalues"))
     return best(candidates)
 
 
-def frobenius_of(spectrum: Spectrum | None, measures: CurvatureMeasures | None) -> Known | None:
+def frobenius_of(spectrum: Spectrum | None, measures: CurvatureMeasures | None) -> Value | None:
     """``‖A‖_F``."""
-    candidates: list[Known | None] = []
+    candidates: list[Value | None] = []
     if measures is not None:
         candidates.append(_of_estimate(measures.frobenius, "random vectors"))
     if spectrum is not None:
         candidates.append(_sampled(spectrum.frobenius, "random vectors, Hutch++"))
         if spectrum.exact is not None:
             total = float(spectrum.exact.values.norm())
-            candidates.append(Known(total, source="all eigenvalues"))
+            candidates.append(Value(total, source="all eigenvalues"))
     return best(candidates)
 
 
@@ -191,55 +191,55 @@ def absolute_of(
     name: str,
     spectrum: Spectrum | None,
     measures: CurvatureMeasures | None,
-    trace: Known | None,
-) -> Known | None:
+    trace: Value | None,
+) -> Value | None:
     """``Σ |λ|``; the trace for G, which has no negative eigenvalue."""
     if name == "G":
         return trace
-    candidates: list[Known | None] = []
+    candidates: list[Value | None] = []
     if measures is not None:
         candidates.append(_of_estimate(measures.absolute_sum, "random vectors"))
     if spectrum is not None:
         mean = spectrum.measure.expectation(torch.abs)
-        estimate = Known(mean.value, mean.stderr, "estimate", "the density")
+        estimate = Value(mean.value, mean.stderr, "estimate", "the density")
         candidates.append(estimate.scaled(spectrum.measure.dimension))
         if spectrum.exact is not None:
             total = float(spectrum.exact.values.abs().sum())
-            candidates.append(Known(total, source="all eigenvalues"))
+            candidates.append(Value(total, source="all eigenvalues"))
     return best(candidates)
 
 
-def small_share(spectrum: Spectrum) -> Known:
+def small_share(spectrum: Spectrum) -> Value:
     """The share of eigenvalues up to :data:`NEAR` of the spectral norm."""
     measure, every = spectrum.measure, spectrum.exact
     if every is not None:
         limit = NEAR * float(every.values.abs().max()) if len(every.values) else 0.0
         count = int((every.values.abs() <= limit).sum()) + every.zeros
-        return Known(count / every.dimension, source="all eigenvalues")
+        return Value(count / every.dimension, source="all eigenvalues")
     limit = NEAR * float(measure.outliers.abs().max())
     share = measure.expectation(lambda x: (x.abs() <= limit).double())
-    return Known(share.value, share.stderr, "estimate", "the density")
+    return Value(share.value, share.stderr, "estimate", "the density")
 
 
-def log_determinant_of(spectrum: Spectrum | None, report: SharpnessReport) -> Known:
+def log_determinant_of(spectrum: Spectrum | None, report: SharpnessReport) -> Value:
     """``log det(G + damping · I)``."""
     if spectrum is None or spectrum.exact is None or report.damping <= 0:
         return _of_estimate(report.log_determinant, "random vectors")
     exact, damping = spectrum.exact, torch.tensor(report.damping, dtype=torch.float64)
     total = (exact.values.clamp(min=0.0) + damping).log().sum() + exact.zeros * damping.log()
-    return Known(float(total), source="all eigenvalues")
+    return Value(float(total), source="all eigenvalues")
 
 
 def dimension_of(spectrum: Spectrum | None, measures: CurvatureMeasures | None) -> int:
     """The number of parameters."""
     if spectrum is not None:
         return spectrum.measure.dimension
-    assert measures is not None, "one of the two is there"
+    assert measures is not None, "one of the two is required"
     return measures.dimension
 
 
-def with_derived(row: dict[str, Known], dimension: int) -> dict[str, Known]:
-    """What follows from the sums, in the order of :data:`QUANTITIES`."""
+def with_derived(row: dict[str, Value], dimension: int) -> dict[str, Value]:
+    """The row with its means and its effective rank, in the order of :data:`QUANTITIES`."""
     if (trace := row.get(TRACE)) is not None:
         row[MEAN] = trace.scaled(1 / dimension)
     if (norm := row.get(FROBENIUS)) is not None:
@@ -249,16 +249,16 @@ def with_derived(row: dict[str, Known], dimension: int) -> dict[str, Known]:
     return {quantity: row[quantity] for quantity in QUANTITIES if quantity in row}
 
 
-def squared(norm: Known) -> Known:
+def squared(norm: Value) -> Value:
     """The square, its error by the delta method."""
     return replace(norm, value=norm.value**2, error=2 * norm.value * norm.error)
 
 
-def _rank(total: Known, norm: Known) -> Known:
+def _rank(total: Value, norm: Value) -> Value:
     """``(Σ |λ|)² / Σ λ²``; its error adds the relative errors of both sums."""
     how = max(total.how, norm.how, key=_ORDER.index)
     if norm.value <= 0 or total.value <= 0:
-        return Known(0.0, how=how, source="both sums")
+        return Value(0.0, how=how, source="both sums")
     rank = (total.value / norm.value) ** 2
     relative = 2 * total.error / total.value + 2 * norm.error / norm.value
-    return Known(rank, rank * relative if relative else 0.0, how, "both sums")
+    return Value(rank, rank * relative if relative else 0.0, how, "both sums")

@@ -1,4 +1,4 @@
-"""A finished training run as the subject of an analysis: its network and the data it saw."""
+"""A finished training run as the subject of an analysis: its network and its training data."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def load_run(folder: Path) -> nn.Module:
 
 
 def load_run_data(folder: Path, *, root: Path | None = None, seed: int | None = None) -> Splits:
-    """The data that a run was trained on, found by its name and recognized by its contents.
+    """The data that a run was trained on, loaded by its name and compared by its contents.
 
-    A run of ``curvescope train`` notes how the data was asked for. For others, the normalization
-    and the part of the set are found by trying.
+    A run of ``curvescope train`` records the options of the data. For others, all normalizations
+    and parts of the set are tried.
 
     Args:
         folder: The run.
@@ -67,9 +67,9 @@ def load_run_data(folder: Path, *, root: Path | None = None, seed: int | None = 
     if not noted.name:
         rule = "was trained on data without a name"
         raise CurvescopeError(where, rule, remedy="name it with --data")
-    for found in _candidates(noted, noted.name, root, seed):
-        if describe(found, found.tensors).sha256 == noted.sha256:
-            return Splits(found.train, found.test, noted.name)
+    for data in _candidates(noted, noted.name, root, seed):
+        if describe(data, data.tensors).sha256 == noted.sha256:
+            return Splits(data.train, data.test, noted.name)
     rule = f"the data found as {noted.name!r} is not what it was trained on"
     remedy = "give --root or --data-seed as in training, or name the data with --data"
     raise CurvescopeError(where, rule, remedy=remedy)
@@ -78,9 +78,9 @@ def load_run_data(folder: Path, *, root: Path | None = None, seed: int | None = 
 def _candidates(
     noted: DataNote, name: str, root: Path | None, seed: int | None
 ) -> Iterator[NamedData]:
-    """The data as it was asked for; where that is not noted, the whole set or a balanced part."""
-    if (asked := noted.asked) is not None:
-        yield named_data(name, root=root, **{**asked, **({} if seed is None else {"seed": seed})})
+    """The data with the recorded options; without these, the whole set or a balanced part."""
+    if (options := noted.options) is not None:
+        yield named_data(name, root=root, **{**options, **({} if seed is None else {"seed": seed})})
         return
     samples = noted.samples
     if name.startswith("gaussian-mixture"):

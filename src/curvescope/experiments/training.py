@@ -20,14 +20,14 @@ from curvescope.training.run import Trained
 
 @dataclass(frozen=True)
 class NamedData:
-    """Both splits of a data set by its name, and how they were asked for.
+    """Both splits of a data set by its name, and the options with which they were loaded.
 
-    ``asked`` goes into a run's configuration, so that the same data can be had again.
+    ``options`` goes into a run's configuration, so that the same data can be loaded again.
     """
 
     train: Dataset
     test: Dataset
-    asked: dict[str, Any]
+    options: dict[str, Any]
 
     @property
     def name(self) -> str:
@@ -48,10 +48,10 @@ def named_data(
     per_class: int | None = None,
     seed: int | None = None,
 ) -> NamedData:
-    """Both splits; a mixture is drawn at the same size twice, other test sets are taken whole.
+    """Load both splits; ``per_class`` limits the training set, and the test set only of a mixture.
 
     >>> data = named_data("digits", per_class=3, normalize="channel")
-    >>> len(data.train), data.asked
+    >>> len(data.train), data.options
     (30, {'normalize': 'channel', 'per_class': 3, 'seed': None})
     """
     test_size = per_class if name.startswith("gaussian-mixture") else None

@@ -66,8 +66,8 @@ def _both_sides(axis: Axis, linear: float) -> None:
             first, last = math.ceil(math.log10(2.2 * linear)), math.floor(math.log10(side))
             decades = [10.0**k for k in range(first, last + 1)]
             places += [sign * x for x in decades or _decades(3 * linear, side, most=3)[-1:]]
-    shown = sorted({float(f"{x:.3g}") for x in places if low <= x <= high})
-    axis.set_major_locator(FixedLocator(shown))
+    ticks = sorted({float(f"{x:.3g}") for x in places if low <= x <= high})
+    axis.set_major_locator(FixedLocator(ticks))
     axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
     axis.set_minor_locator(NullLocator())
     axis.set_minor_formatter(NullFormatter())

@@ -62,7 +62,7 @@ def draw(picture: Picture, *, title: str = "") -> Figure:
 
 
 def draw_panel(panel: Panel, axes: Axes, *, title: str = "") -> None:
-    """One panel on axes that somebody else made, with a legend of its own."""
+    """One panel on given axes, with its legend."""
     figure = axes.get_figure(root=True)
     assert figure is not None
     _panel(axes, panel, figure)
@@ -82,12 +82,12 @@ def _panel(axes: Axes, panel: Panel, figure: Figure) -> None:
     if panel.image is not None:
         image = panel.image
         rows, columns = len(image.values), len(image.values[0])
-        shown = axes.imshow(
+        heat_map = axes.imshow(
             image.values, vmin=image.low, vmax=image.high, cmap="magma", interpolation="nearest",
             aspect="auto", extent=(0.5, columns + 0.5, rows + 0.5, 0.5),  # counted from 1
         )  # fmt: skip
         axes.grid(visible=False)
-        bar = figure.colorbar(shown, ax=axes, shrink=0.9, label=image.label or None)
+        bar = figure.colorbar(heat_map, ax=axes, shrink=0.9, label=image.label or None)
         bar.ax.tick_params(labelsize=7)
     elif not panel.curves:
         axes.set(xticks=[], yticks=[])
@@ -123,7 +123,7 @@ def _words(axes: Axes, picture: Picture, place: int, columns: int) -> None:
 
 
 def _broken(text: str, width: float) -> str:
-    """The text in lines that are not longer than so many inches.
+    """The text in lines that are no longer than ``width`` inches.
 
     >>> _broken("eigenvalue without class means", 1.4).splitlines()
     ['eigenvalue without', 'class means']
@@ -132,7 +132,7 @@ def _broken(text: str, width: float) -> str:
 
 
 def _ylabel(panel: Panel) -> str:
-    """What the vertical axis is; the title says it where nothing else does."""
+    """The label of the vertical axis; the title where there is none."""
     return panel.ylabel or ("" if panel.note and not panel.curves else panel.title)
 
 

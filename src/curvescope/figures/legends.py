@@ -68,14 +68,14 @@ def below(axes: Axes) -> None:
 
 def under(figure: Figure, places: list[Axes]) -> None:
     """One legend for all panels, under the figure."""
-    found: dict[str, Any] = {}
+    handles: dict[str, Any] = {}
     for axes in places:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
+            handles.setdefault(label, handle)
     room = figure.get_size_inches()[0]
     figure.legend(
-        list(found.values()), list(found), loc="outside lower center", frameon=False,
-        fontsize=style.LEGEND, ncols=_columns(list(found), room),
+        list(handles.values()), list(handles), loc="outside lower center", frameon=False,
+        fontsize=style.LEGEND, ncols=_columns(list(handles), room),
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Pictures as data: what is drawn, without how; saved with the numbers, drawn from them alone.
+"""Pictures as data: what is drawn, without how; complete with the numbers.
 
 A :class:`Picture` is made once and drawn in two ways: :func:`curvescope.figures.svg.chart` makes
 the interactive SVG of a page from a panel, :func:`curvescope.figures.draw.draw` a matplotlib figure
@@ -30,7 +30,7 @@ class Curve:
 
     ``kind`` says how: ``"line"``, ``"points"``, ``"bars"`` around ``x``, ``"steps"`` from each
     ``x`` to the next, ``"filled"`` steps with the area below them, or ``"marks"`` at the foot of
-    the panel for numbers ``x`` that are known to ``± y``.
+    the panel for numbers ``x`` with the error ``± y``.
 
     >>> Curve.of("squares", [1, 2], torch.tensor([1.0, 4.0])).y
     (1.0, 4.0)
@@ -147,7 +147,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Picture:
-    """Panels in a grid, and what one sees in them."""
+    """Panels in a grid, with a caption."""
 
     name: str  # the file's name, without an ending
     caption: str

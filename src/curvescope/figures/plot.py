@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from curvescope.errors import CurvescopeError
 from curvescope.figures import results
 from curvescope.figures import stages as stages  # registers its pictures
-from curvescope.figures import training as training  # likewise
+from curvescope.figures import training as training  # registers its pictures
 from curvescope.figures.draw import draw, draw_panel
 
 if TYPE_CHECKING:

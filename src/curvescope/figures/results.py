@@ -83,9 +83,9 @@ def _several(results: Mapping[Any, Any]) -> Picture:
 
 @singledispatch
 def _panels(result: object) -> list[Panel]:
-    known = ", ".join(sorted(kind.__name__ for kind in _panels.registry if kind is not object))
+    drawable = ", ".join(sorted(kind.__name__ for kind in _panels.registry if kind is not object))
     rule = f"there is no picture of a {type(result).__name__}"
-    raise CurvescopeError("plot", rule, remedy=f"there is one of {known}")
+    raise CurvescopeError("plot", rule, remedy=f"there is one of {drawable}")
 
 
 # Spectra --------------------------------------------------------------------------------------
@@ -248,8 +248,8 @@ def _(result: Clusters) -> list[Panel]:
 def _groups(points: Tensor, centers: Tensor, name: str) -> tuple[Curve, ...]:
     """``points: [groups, members, 2]``, a color for each group, and their centers."""
     curves = [
-        Curve.of(f"{name} {i}", own[:, 0], own[:, 1], kind="points", color=i % GRAY)
-        for i, own in enumerate(points)
+        Curve.of(f"{name} {i}", members[:, 0], members[:, 1], kind="points", color=i % GRAY)
+        for i, members in enumerate(points)
     ]
     curves.append(Curve.of("centers", centers[:, 0], centers[:, 1], kind="points", color=GRAY))
     return tuple(curves)

@@ -27,9 +27,9 @@ def against_generalization(
     """
     for name in (figure, *measures):
         if name not in compared.table:
-            known = ", ".join(compared.table)
+            columns = ", ".join(compared.table)
             rule = f"there is no column {name!r}"
-            raise CurvescopeError("against_generalization", rule, remedy=f"columns are {known}")
+            raise CurvescopeError("against_generalization", rule, remedy=f"columns are {columns}")
     if all(value is None for value in compared.table[figure]):
         rule = f"no run has a {figure}"
         raise CurvescopeError("against_generalization", rule, remedy="measure with test data")

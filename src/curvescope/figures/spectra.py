@@ -27,7 +27,7 @@ _FLOOR = 1e-7
 
 @dataclass(frozen=True)
 class Spectrum:
-    """A density and what is known beside it."""
+    """A density, with outlying and exact eigenvalues where these were computed."""
 
     measure: SpectralMeasure
     residuals: Tensor | None = None  # of the eigenvalues that were taken out
@@ -41,7 +41,7 @@ def panel(
     colors: Mapping[str, int] | None = None,
     hide_exact: bool = False,
 ) -> Panel:
-    """Densities over each other, with the eigenvalues that were taken out, and all if known.
+    """Densities over each other, with the eigenvalues that were taken out, and all if computed.
 
     Args:
         spectra: Name in the legend -> spectrum.

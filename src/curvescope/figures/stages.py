@@ -26,87 +26,89 @@ _FACTORS: dict[str, dict[str, Any]] = {
 _DASHES: tuple[Dash, ...] = ("", "dashed", "dotted")
 
 
-def spectra(name: str, found: Mapping[str, Spectrum]) -> Picture:
+def spectra(name: str, spectra: Mapping[str, Spectrum]) -> Picture:
     """Densities with their bands; all eigenvalues as well where one matrix is shown alone."""
     caption = "Densities with their bands; eigenvalues that were taken out before as marks."
-    return Picture(name, caption, (spectra_panel(found),), columns=1)
+    return Picture(name, caption, (spectra_panel(spectra),), columns=1)
 
 
 def spectra_panel(
-    found: Mapping[str, Spectrum], *, title: str = "", by_matrix: bool = True
+    spectra: Mapping[str, Spectrum], *, title: str = "", by_matrix: bool = True
 ) -> Panel:
     """Spectra over each other, by matrix or by run.
 
     A matrix that vanishes has no density and is left out, unless it is all there is.
     """
-    found = {name: spectrum for name, spectrum in found.items() if not spectrum.vanishes} or found
-    shown = {
+    spectra = {
+        name: spectrum for name, spectrum in spectra.items() if not spectrum.vanishes
+    } or spectra
+    curves = {
         name: spectrum_panels.Spectrum(each.measure, each.residuals, each.exact)
-        for name, each in found.items()
+        for name, each in spectra.items()
     }
     return spectrum_panels.panel(
-        shown,
-        title=title or f"Spectrum of {', '.join(found)}",
+        curves,
+        title=title or f"Spectrum of {', '.join(spectra)}",
         colors=spectrum_panels.OF_MATRIX if by_matrix else None,
         hide_exact=not by_matrix,
     )
 
 
-def layer(name: str, found: LayerFindings) -> Picture:
+def layer(name: str, findings: LayerFindings) -> Picture:
     """Eigenvalues, overlap with rank-one ratios, and the four correspondence matrices (DH)."""
-    title = found.name or "the model itself"
+    title = findings.name or "the model itself"
     panels = (
-        layer_values(found),
-        *(correspondence(found, kind, "input") for kind in KINDS),
-        layer_shares(found),
-        *(correspondence(found, kind, "output") for kind in KINDS),
+        layer_values(findings),
+        *(correspondence(findings, kind, "input") for kind in KINDS),
+        layer_shares(findings),
+        *(correspondence(findings, kind, "output") for kind in KINDS),
     )
     return Picture(name, f"{title}: Hessian and Kronecker product.", panels, columns=3)
 
 
-def layer_values(found: LayerFindings) -> Panel:
+def layer_values(findings: LayerFindings) -> Panel:
     """The largest eigenvalues of a layer's Hessian and of its Kronecker product."""
-    title = f"{found.name or 'the model itself'}: top eigenvalues"
+    title = f"{findings.name or 'the model itself'}: top eigenvalues"
     names = ("true Hessian", "Kronecker product")
-    return structure.eigenvalues(title, found.true, found.approximate, names)
+    return structure.eigenvalues(title, findings.true, findings.approximate, names)
 
 
-def layer_shares(found: LayerFindings) -> Panel:
+def layer_shares(findings: LayerFindings) -> Panel:
     """How far the two eigenspaces overlap, and how near each eigenvector is to rank one."""
-    return structure.overlaps(found.overlap, found.ratio)
+    return structure.overlaps(findings.overlap, findings.ratio)
 
 
-def correspondence(found: LayerFindings, kind: str, side: str) -> Panel:
+def correspondence(findings: LayerFindings, kind: str, side: str) -> Panel:
     """True or approximate eigenvectors against those of one Kronecker factor."""
-    matrix, symbol = found.correspondences[f"{kind} {side}"], structure.FACTORS[side]
+    matrix, symbol = findings.correspondences[f"{kind} {side}"], structure.FACTORS[side]
     rows, columns = matrix.shape
-    size = {"input": found.inputs, "output": found.outputs}[side]
+    size = {"input": findings.inputs, "output": findings.outputs}[side]
     title = f"{KINDS[kind]} eigenvectors and {symbol}"
     panel = structure.correspondence(matrix, side, title=title, whose=KINDS[kind])
     return replace(
         panel,
-        xlabel=f"{panel.xlabel}, {columns} of {found.outputs * found.inputs:,}",
+        xlabel=f"{panel.xlabel}, {columns} of {findings.outputs * findings.inputs:,}",
         ylabel=f"{panel.ylabel}, {rows} of {size:,}",
     )
 
 
-def attribution(name: str, found: ClassFindings) -> Picture:
-    """The largest eigenvalues of G by the part that makes most of each; knockouts if known."""
-    panels = [structure.attribution(found.attribution)]
-    if len(found.whole):
-        panels.append(knockouts(found))
+def attribution(name: str, findings: ClassFindings) -> Picture:
+    """The largest eigenvalues of G by the part that makes most of each; knockouts if computed."""
+    panels = [structure.attribution(findings.attribution)]
+    if len(findings.whole):
+        panels.append(knockouts(findings))
     return Picture(name, "Class structure of G.", tuple(panels))
 
 
-def knockouts(found: ClassFindings) -> Panel:
-    """The eigenvalues of G with each part subtracted: what disappears was made by it.
+def knockouts(findings: ClassFindings) -> Panel:
+    """The eigenvalues of G with each part subtracted; those that disappear were made by it.
 
     The curves lie over each other where a part does nothing: G is a broad one underneath.
     """
-    floor = structure.ROUNDING * float(found.whole[0])
-    whole = found.whole[found.whole > floor]
+    floor = structure.ROUNDING * float(findings.whole[0])
+    whole = findings.whole[findings.whole > floor]
     curves = [Curve.of("G", None, whole, color=structure.GRAY, width=2.8)]
-    for place, (part, values) in enumerate(found.without.items()):
+    for place, (part, values) in enumerate(findings.without.items()):
         rest = values[values > floor]
         label, dash = f"without the {part} part", _DASHES[place % len(_DASHES)]
         curves.append(Curve.of(label, None, rest, color=structure.PARTS[part], dash=dash))
@@ -116,48 +118,48 @@ def knockouts(found: ClassFindings) -> Panel:
     )  # fmt: skip
 
 
-def class_layer(name: str, found: ClassLayerFindings) -> Picture:
+def class_layer(name: str, findings: ClassLayerFindings) -> Picture:
     """KFAC and CFAC beside the exact block, and the spectra of features and errors (TR)."""
-    title = found.name or "the model itself"
-    panels = [factors(found), *(moment(found, kind) for kind in found.moments)]
+    title = findings.name or "the model itself"
+    panels = [factors(findings), *(moment(findings, kind) for kind in findings.moments)]
     return Picture(name, f"{title} by class.", tuple(panels), columns=3)
 
 
-def factors(found: ClassLayerFindings) -> Panel:
+def factors(findings: ClassLayerFindings) -> Panel:
     """The spectra of the exact block, of KFAC and of CFAC, as shares of each decade."""
-    title = found.name or "the model itself"
-    heights = torch.cat(list(found.densities.values()))
+    title = findings.name or "the model itself"
+    heights = torch.cat(list(findings.densities.values()))
     some = heights[heights > 0]
     foot = float(some.min()) / 2 if len(some) else 1.0
     peak = float(heights.max()) * 2 if len(some) else 2.0
-    half = float(found.centers[1] / found.centers[0]) ** 0.5
-    edges = torch.cat([found.centers / half, found.centers[-1:] * half])
+    half = float(findings.centers[1] / findings.centers[0]) ** 0.5
+    edges = torch.cat([findings.centers / half, findings.centers[-1:] * half])
     curves = []
     for matrix, look in _FACTORS.items():
-        values = found.densities[matrix].clamp(min=foot)
+        values = findings.densities[matrix].clamp(min=foot)
         steps = torch.cat([values, values[-1:]])
-        curves.append(Curve.of(_with_zeros(matrix, found), edges, steps, kind="steps", **look))
+        curves.append(Curve.of(_with_zeros(matrix, findings), edges, steps, kind="steps", **look))
     return Panel(
         f"{title}: G, KFAC, CFAC", "eigenvalue", "share per decade", tuple(curves),
         xscale="log", yscale="log", ylim=(foot, max(peak, 100 * foot)),
     )  # fmt: skip
 
 
-def _with_zeros(matrix: str, found: ClassLayerFindings) -> str:
+def _with_zeros(matrix: str, findings: ClassLayerFindings) -> str:
     """The name with the share that a logarithmic axis cannot show."""
-    share = found.below.get(matrix, 0.0)
+    share = findings.below.get(matrix, 0.0)
     return f"{matrix} ({100 * share:.0f} % below)" if share >= 0.005 else matrix
 
 
-def moment(found: ClassLayerFindings, kind: str) -> Panel:
+def moment(findings: ClassLayerFindings, kind: str) -> Panel:
     """The eigenvalues of a second moment and of its class parts, without those that are zero."""
-    values = found.moments[kind]
+    values = findings.moments[kind]
     cross = values.class_and_cross if kind == "errors" else None
-    title = f"{found.name or 'the model itself'}: {kind}"
+    title = f"{findings.name or 'the model itself'}: {kind}"
     return structure.moment(title, values.total, values.class_, cross)
 
 
-register(Spectrum, lambda found: [spectra_panel({found.name: found})])
-register(LayerFindings, lambda found: list(layer("", found).panels))
-register(ClassFindings, lambda found: list(attribution("", found).panels))
-register(ClassLayerFindings, lambda found: list(class_layer("", found).panels))
+register(Spectrum, lambda spectrum: [spectra_panel({spectrum.name: spectrum})])
+register(LayerFindings, lambda findings: list(layer("", findings).panels))
+register(ClassFindings, lambda findings: list(attribution("", findings).panels))
+register(ClassLayerFindings, lambda findings: list(class_layer("", findings).panels))

@@ -56,10 +56,10 @@ def attribution(result: Attribution) -> Panel:
     if edge > ROUNDING * largest:  # else there is no bulk
         ends = [1, len(values)]
         curves.append(Curve.of("edge of the bulk", ends, [edge] * 2, color=GRAY, dash="dashed"))
-    shown = [y for curve in curves for y in curve.y]
+    heights = [y for curve in curves for y in curve.y]
     return Panel(
         "who makes each eigenvalue", "index", "eigenvalue of G", tuple(curves),
-        yscale=scaling(shown),
+        yscale=scaling(heights),
     )  # fmt: skip
 
 
@@ -107,5 +107,5 @@ def moment(
         if len(positive):
             shape: Kind = "line" if label == "all" else "points"
             curves.append(Curve.of(label, None, positive, kind=shape, color=color))
-    shown = torch.cat([torch.tensor(curve.y) for curve in curves])
-    return Panel(title, "index", "eigenvalue", tuple(curves), yscale=scaling(shown))
+    values = torch.cat([torch.tensor(curve.y) for curve in curves])
+    return Panel(title, "index", "eigenvalue", tuple(curves), yscale=scaling(values))

@@ -1,4 +1,4 @@
-"""How all pictures look, and how they are saved.
+"""The style of all pictures, and how they are saved.
 
 Figures are made without ``pyplot``: no window, no global list of figures, no change of the user's
 settings. Colors are those of Okabe and Ito (2008), which stay apart for color-blind readers and
@@ -73,14 +73,14 @@ def finish(axes: Axes, title: str = "", *, legend: bool = True) -> None:
 
 
 def pretty(text: str) -> str:
-    """Names of networks and data sets as one writes them.
+    """Names of networks and data sets with superscripts and capitals.
 
     >>> pretty("F-200^2 on mnist"), pretty("T-200^2_10, fc1"), pretty("fashion-mnist, cifar-10")
     ('F-200² on MNIST', 'T-200²₁₀, fc1', 'Fashion-MNIST, CIFAR-10')
     """
-    text = re.sub(r"\^(\d+)", lambda found: found[1].translate(RAISED), text)
-    text = re.sub(r"(?<=[\d⁰¹²³⁴⁵⁶⁷⁸⁹])_(\d+)", lambda found: found[1].translate(_LOWERED), text)
-    return re.sub(r"\b(fashion-mnist|mnist|cifar)\b", lambda found: _NAMES[found[1]], text)
+    text = re.sub(r"\^(\d+)", lambda match: match[1].translate(RAISED), text)
+    text = re.sub(r"(?<=[\d⁰¹²³⁴⁵⁶⁷⁸⁹])_(\d+)", lambda match: match[1].translate(_LOWERED), text)
+    return re.sub(r"\b(fashion-mnist|mnist|cifar)\b", lambda match: _NAMES[match[1]], text)
 
 
 def save(figure: Figure, path: str | os.PathLike[str]) -> list[Path]:
@@ -92,10 +92,10 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> list[Path]:
     matplotlib = _matplotlib()
     path = Path(path)
     formats = ("svg", "pdf", "png")
-    given = path.suffix.removeprefix(".")
+    ending = path.suffix.removeprefix(".")
     written = []
-    for kind in (given,) if given in formats else formats:
-        target = path if given in formats else path.with_name(f"{path.name}.{kind}")
+    for kind in (ending,) if ending in formats else formats:
+        target = path if ending in formats else path.with_name(f"{path.name}.{kind}")
         metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[kind]
         buffer = io.BytesIO()
         with matplotlib.rc_context(_SETTINGS):

@@ -51,7 +51,7 @@ def chart(panel: Panel, *, id: str) -> str:
         if "symlog" in (view.xscale, view.yscale):
             rule = f"{view.title!r} has a symlog axis, which pages do not draw"
             raise CurvescopeError("svg", rule, remedy="use log")
-    drawn = "".join(_view(view, f"{id}-{i}", shown=i == 0) for i, view in enumerate(views))
+    drawn = "".join(_view(view, f"{id}-{i}", visible=i == 0) for i, view in enumerate(views))
     label = f"{panel.title}. Plus and minus zoom, arrows move, 0 shows everything."
     svg = (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="group" aria-roledescription="chart" '
@@ -134,13 +134,13 @@ def _logarithm(value: float) -> float:
     return math.log10(value) if value > 0 else -300.0
 
 
-def _shown(panel: Panel) -> list[Curve]:
+def _visible(panel: Panel) -> list[Curve]:
     return [curve for curve in panel.curves if not curve.hidden] or list(panel.curves)
 
 
 def _domain(panel: Panel) -> tuple[float, float]:
     """The horizontal axis from end to end, with some room; logarithms on a logarithmic axis."""
-    places = [x for curve in _shown(panel) for x in curve.x if math.isfinite(x)]
+    places = [x for curve in _visible(panel) for x in curve.x if math.isfinite(x)]
     places += list((panel.lines or {}).values())
     places += [x + s * _half(curve.x) for curve in _bars(panel) for x in curve.x for s in (-1, 1)]
     if panel.xscale == "log":
@@ -158,7 +158,7 @@ def _range(panel: Panel) -> tuple[float, float]:
         return (_logarithm(low), _logarithm(high)) if log else (low, high)
     heights = [
         y
-        for curve in _shown(panel)
+        for curve in _visible(panel)
         if curve.kind != "marks"
         for values in (curve.y, curve.low, curve.high)
         for y in values or ()
@@ -173,7 +173,7 @@ def _range(panel: Panel) -> tuple[float, float]:
 
 
 def _bars(panel: Panel) -> list[Curve]:
-    return [curve for curve in _shown(panel) if curve.kind == "bars"]
+    return [curve for curve in _visible(panel) if curve.kind == "bars"]
 
 
 def _half(places: Sequence[float]) -> float:
@@ -184,13 +184,13 @@ def _half(places: Sequence[float]) -> float:
 # Elements -------------------------------------------------------------------------------------
 
 
-def _view(panel: Panel, id: str, *, shown: bool) -> str:
+def _view(panel: Panel, id: str, *, visible: bool) -> str:
     frame = _Frame(panel, _domain(panel), _range(panel))
     # Later curves lie over earlier ones, lines over areas.
     order = sorted(enumerate(panel.curves), key=lambda entry: entry[1].kind not in _AREAS)
     curves = [_series(frame, place, curve) for place, curve in order]
     lines = [_line(frame, label, x) for label, x in (panel.lines or {}).items()]
-    hidden = "" if shown else ' style="display:none"'
+    hidden = "" if visible else ' style="display:none"'
     body = (
         f'<defs><clipPath id="clip-{id}"><rect x="{LEFT}" y="{TOP}" '
         f'width="{WIDTH - LEFT - RIGHT}" height="{HEIGHT - TOP - BOTTOM}"/></clipPath></defs>'

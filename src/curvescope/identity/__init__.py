@@ -1,4 +1,4 @@
-"""What a thing is: digests by which anything that is saved or reused is recognized.
+"""Digests that identify whatever is saved or reused.
 
 A digest is a SHA-256 over an unambiguous description. Two things with one digest are the same
 numbers, the same code and the same settings, in this process or another one, wherever they lie in

@@ -25,7 +25,7 @@ from curvescope.errors import CurvescopeError
 
 _STUDIES = "curvescope.studies."  # code with the settings of a study in it, unlike a library's
 _ROWS = 4096  # copied at a time
-TORCHS_OWN = {*vars(nn.Module()), "_compiled_call_impl"}
+TORCH_ATTRIBUTES = {*vars(nn.Module()), "_compiled_call_impl"}
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _ABOUT = functools.WRAPPER_ASSIGNMENTS  # names and annotations, which decide nothing
 _DEFINED = (types.FunctionType, staticmethod, classmethod, property)
@@ -58,7 +58,7 @@ def digest(*things: object) -> str:
     Bytecode belongs to one version of Python: a function has another digest in the next one.
 
     Raises:
-        CurvescopeError: If something is of another kind; nothing is known by its ``repr``.
+        CurvescopeError: If something is of another kind; a ``repr`` is never used.
 
     >>> digest("ab", "c") == digest("a", "bc"), digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
     (False, True)
@@ -120,8 +120,8 @@ class _Encoder:
     def add(self, thing: Any) -> None:
         """Describe one thing."""
         code = isinstance(thing, types.FunctionType | types.ModuleType | type)
-        for number, known in enumerate(self._code if code else self._inside):
-            if known is thing:
+        for number, previous in enumerate(self._code if code else self._inside):
+            if previous is thing:
                 return self._put("again", str(number).encode())
         place = self._code if code else self._inside
         place.append(thing)
@@ -160,8 +160,8 @@ class _Encoder:
             self._describe_class(thing)
         elif isinstance(thing, nn.Module):
             self._module(thing)
-        elif isinstance(given := getattr(thing, "identity", None), str):
-            self._put("identity", given.encode())
+        elif isinstance(identity := getattr(thing, "identity", None), str):
+            self._put("identity", identity.encode())
         elif isinstance(thing, tuple | list | Set | Mapping):
             self._collection(thing)
         else:
@@ -252,7 +252,7 @@ class _Encoder:
             self._put("part of network", name.encode())
             self.add(type(each))
             for key, value in sorted(vars(each).items()):
-                if key not in TORCHS_OWN:
+                if key not in TORCH_ATTRIBUTES:
                     self._put("attribute", key.encode())
                     self._lenient(value)
             for kind in HOOKS:
@@ -306,12 +306,12 @@ class _Encoder:
                     self._parts_of_module(function.__globals__[name], names)
 
     def _parts_of_module(self, module: object, names: set[str]) -> None:
-        """What code of these names may refer to in a module of the user's."""
+        """Add the parts of a user's module that code with these names may refer to."""
         if not isinstance(module, types.ModuleType) or _installed(module.__name__):
             return
         for name in sorted(names & vars(module).keys()):
             part = vars(module)[name]
-            if not any(known is part for known in self._code):
+            if not any(described is part for described in self._code):
                 self._put("part of module", name.encode())
                 self._lenient(part)
                 self._parts_of_module(part, names)
@@ -347,7 +347,7 @@ def _plain(defined: Any) -> Any:
 
 
 def _pickled(thing: Any) -> list[Any] | str | None:
-    """What ``pickle`` would write of an object; nothing where it cannot."""
+    """The parts that ``pickle`` would write of an object; None where it cannot."""
     if isinstance(thing, RemovableHandle):  # of a hook; it has a running number
         return None
     try:
@@ -365,7 +365,7 @@ def _name(thing: Any) -> str:
 
 @functools.cache
 def _installed(module: str) -> bool:
-    """Whether a module belongs to a library: its code is known by its name."""
+    """Whether a module belongs to a library: its code is identified by its name."""
     top = module.partition(".")[0]
     if f"{module}.".startswith(_STUDIES):
         return False
@@ -390,5 +390,5 @@ def _refused(thing: object, what: str) -> CurvescopeError:
     remedy = "give it an attribute `identity`, a text that says all that decides its numbers"
     if isinstance(thing, os.PathLike):
         remedy = "use str(path) for the place or file_digest(path) for the contents"
-    rule = f"{what or _name(type(thing))} has no identity of its own"
+    rule = f"{what or _name(type(thing))} has no identity"
     return CurvescopeError("identity", rule, remedy=remedy)

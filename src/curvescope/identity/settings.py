@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from curvescope.identity.encoding import HOOKS, TORCHS_OWN, globals_of
+from curvescope.identity.encoding import HOOKS, TORCH_ATTRIBUTES, globals_of
 
 _SMALL = 1 << 16  # bytes of a tensor that is no parameter and no buffer, compared as a whole
 _DEEP = 8  # objects inside each other that are looked into
@@ -50,7 +50,7 @@ class Settings:
         self._looked_into = [thing for thing in self._things if thing.inside]
 
     def _same(self) -> bool:
-        """Nearly always, and worth being quick about."""
+        """Whether nothing has changed, by a fast comparison."""
         try:
             same = self._now == self._before
         except Exception:  # of another tensor or array in the place of one
@@ -73,7 +73,7 @@ class Settings:
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        """What becomes another one meanwhile is written by the evaluation, and will not count."""
+        """Ignore from now on what changes in the block: the evaluation writes it."""
         before = None if self._same() else [thing.differences() for thing in self._things]
         yield
         if not self._same():
@@ -89,7 +89,7 @@ class _Thing:
         self.owner, self.kind = owner, type(owner)
         is_module = isinstance(owner, nn.Module)
         self.written = _WRITTEN.setdefault(owner, set()) if is_module else set()
-        self._torchs: set[str] = {*TORCHS_OWN} if is_module else set()
+        self._torchs: set[str] = {*TORCH_ATTRIBUTES} if is_module else set()
         if isinstance(owner, nn.RNNBase):
             self._torchs |= {"_flat_weights", "_flat_weight_refs"}  # its parameters once more
         self.now: dict[str, dict[str, Any]] = {"": vars(owner)}
@@ -127,7 +127,7 @@ class _Thing:
         return others
 
 
-# What an attribute is -----------------------------------------------------------------------------
+# Attributes ---------------------------------------------------------------------------------------
 
 
 def _plain(value: object) -> bool:
@@ -162,8 +162,8 @@ def _look(value: Any, outside: tuple[object, ...] = ()) -> Any:
         return _Same(value), tuple(map(into, _captured(value)))
     if isinstance(value, _CODE) or _opaque(type(value)):
         return _Same(value)
-    own = TORCHS_OWN if isinstance(value, nn.Module) else ()
-    inside = [(name, each) for name, each in vars(value).items() if name not in own]
+    skipped = TORCH_ATTRIBUTES if isinstance(value, nn.Module) else ()
+    inside = [(name, each) for name, each in vars(value).items() if name not in skipped]
     return _Same(value), tuple((name, into(each)) for name, each in inside if _simple(each))
 
 

@@ -36,7 +36,7 @@ class Snapshot:
         ]
 
     def matches(self, tensors: Iterable[Tensor]) -> bool:
-        """Whether these are as many tensors with the same dtypes, shapes and numbers."""
+        """Whether ``tensors`` have the number, dtypes, shapes and values of the snapshot."""
         now = list(tensors)
         if [_kind(tensor) for tensor in now] != self._kinds:
             return False

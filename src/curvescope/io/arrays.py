@@ -22,7 +22,7 @@ from curvescope.io.files import PathLike, check_regular
 _HEADER = 1 << 16
 """Bytes of an array's header."""
 _MUCH, _RATIO = 1 << 28, 100
-"""More bytes than this, and so many times what is stored, are nothing that is data."""
+"""An archive that unpacks to more bytes, at a higher ratio, is refused as no data."""
 _COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _READERS: dict[Any, Any] = {
     (1, 0): np.lib.format.read_array_header_1_0,
@@ -31,12 +31,12 @@ _READERS: dict[Any, Any] = {
 
 
 class _Unsound(Exception):
-    """What is wrong with an archive; the message says it."""
+    """An archive is not sound; the message says why."""
 
 
 @dataclass(frozen=True)
 class ArrayHeader:
-    """What an archive says of one of its arrays."""
+    """The header of an array: its shape and type."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -59,7 +59,7 @@ def read_arrays(
     Args:
         source: The file, or its contents.
         where: The beginning of error messages.
-        names: Those that are wanted, if they are there; all by default.
+        names: The arrays to read, of those that exist; all by default.
 
     Raises:
         CurvescopeError: If it is no sound archive of plain arrays.
@@ -84,8 +84,8 @@ def _judged(
                 raise _Unsound("two arrays have one name")
             headers = {name: _header(file, member) for name, member in members.items()}
             _refuse_bombs(file, headers)
-            wanted = headers if names is None else [name for name in names if name in headers]
-            return headers, {name: _array(file, members[name]) for name in wanted}
+            selected = headers if names is None else [name for name in names if name in headers]
+            return headers, {name: _array(file, members[name]) for name in selected}
     except _Unsound as error:
         rule = f"is not an archive of plain arrays ({error})"
         raise CurvescopeError(where, rule, remedy="save it with numpy.savez") from None

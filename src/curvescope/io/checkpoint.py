@@ -27,7 +27,7 @@ FORMAT = "curvescope checkpoint 2"
 
 
 class Saved(NamedTuple):
-    """What was written last: tensors on the CPU, and plain JSON."""
+    """The last state: tensors on the CPU, and plain JSON."""
 
     tensors: dict[str, Tensor]
     notes: Any
@@ -41,9 +41,9 @@ class Checkpoint:
         *belongs: What decides the numbers, by name, in one or more parts: only the first part in
             which two pieces of work differ is spoken of. Values that JSON does not know, such as
             tensors, count by their digest.
-        where: What errors are about.
-        what: What kind of work it is.
-        words: What to say where two differ in something; see :func:`differences`.
+        where: The place that errors name.
+        what: The kind of work, in words.
+        words: Texts for differences; see :func:`differences`.
         remedy: What to do about a state that is refused.
 
     >>> import tempfile, torch

@@ -105,19 +105,19 @@ def readable(value: Any, kind: Any = None) -> Any:
     """
     plain, tensors = encode(value, kind)
 
-    def shown(plain: Any, at: str) -> Any:
+    def shortened(plain: Any, at: str) -> Any:
         if at in tensors and tensors[at].ndim < 2:
             return tensors[at].tolist()
         if isinstance(plain, dict):
-            return {name: shown(each, _under(at, name)) for name, each in plain.items()}
+            return {name: shortened(each, _under(at, name)) for name, each in plain.items()}
         if isinstance(plain, list):
-            return [shown(each, _under(at, i)) for i, each in enumerate(plain)]
+            return [shortened(each, _under(at, i)) for i, each in enumerate(plain)]
         return plain
 
-    return shown(plain, "")
+    return shortened(plain, "")
 
 
-# The two directions: what is said of one is said of the other ---------------------------------
+# Encoding and decoding ------------------------------------------------------------------------
 
 
 def _write(kind: Any, value: Any, at: str, tensors: dict[str, Tensor], finite: bool = True) -> Any:
@@ -169,8 +169,8 @@ def _read(kind: Any, plain: Any, at: str, left: dict[str, Tensor], finite: bool 
     if (numbers := _numbers(kind, plain, finite)) is not None:
         return tuple(numbers)
     if (items := _items(kind, plain, at, stored=True)) is not None:
-        found = [_read(k, v, _under(at, i), left, finite) for i, (k, v) in enumerate(items)]
-        return found if origin is list else tuple(found)
+        items_read = [_read(k, v, _under(at, i), left, finite) for i, (k, v) in enumerate(items)]
+        return items_read if origin is list else tuple(items_read)
     if (entry := _mapping(kind)) is not None:
         return {
             name: _read(entry, each, _under(at, name), left, finite)
@@ -180,14 +180,15 @@ def _read(kind: Any, plain: Any, at: str, left: dict[str, Tensor], finite: bool 
 
 
 def _dataclass(kind: Any, plain: Any, at: str, left: dict[str, Tensor]) -> Any:
-    wanted, given = fields_of(kind), _named(plain, at)
+    annotations, entries = fields_of(kind), _named(plain, at)
     cls = get_origin(kind) or kind
-    for name in wanted.keys() - given.keys():
-        raise _misfit(at, f"a {cls.__name__} with {name!r}", sorted(given))
-    for name in given.keys() - wanted.keys():
-        raise _misfit(at, f"a {cls.__name__}, which has no {name!r}", given[name])
+    for name in annotations.keys() - entries.keys():
+        raise _misfit(at, f"a {cls.__name__} with {name!r}", sorted(entries))
+    for name in entries.keys() - annotations.keys():
+        raise _misfit(at, f"a {cls.__name__}, which has no {name!r}", entries[name])
     values = {
-        name: _read(each, given[name], _under(at, name), left) for name, each in wanted.items()
+        name: _read(each, entries[name], _under(at, name), left)
+        for name, each in annotations.items()
     }
     try:
         return cls(**values)
@@ -307,8 +308,10 @@ def fields_of(kind: Any) -> dict[str, Any]:
             f"codec: there is no form for {kind!r}; use numbers, texts, tensors and dataclasses"
         )
     hints = get_type_hints(cls, include_extras=True)
-    given = dict(zip(getattr(cls, "__parameters__", ()), get_args(kind), strict=True))
-    return {field.name: _filled(hints[field.name], given) for field in fields(cls) if field.init}
+    arguments = dict(zip(getattr(cls, "__parameters__", ()), get_args(kind), strict=True))
+    return {
+        field.name: _filled(hints[field.name], arguments) for field in fields(cls) if field.init
+    }
 
 
 @cache
@@ -328,11 +331,11 @@ def holds_tensors(kind: Any) -> bool:
     return False
 
 
-def _filled(annotation: Any, given: Mapping[Any, Any]) -> Any:
+def _filled(annotation: Any, arguments: Mapping[Any, Any]) -> Any:
     if isinstance(annotation, TypeVar):
-        return given[annotation]
+        return arguments[annotation]
     open_ones = getattr(annotation, "__parameters__", ())
-    return annotation[tuple(given[each] for each in open_ones)] if open_ones else annotation
+    return annotation[tuple(arguments[each] for each in open_ones)] if open_ones else annotation
 
 
 def _present(kind: Any) -> Any:

@@ -1,4 +1,4 @@
-"""In what two configurations differ, in words for the rule of an error."""
+"""The differences of two configurations, in words for the rule of an error."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _DIGEST = re.compile(r"#?[0-9a-f]{32,64}")
 def differences(
     there: Any, here: Any, words: Mapping[str, str] | None = None, name: str = ""
 ) -> list[str]:
-    """Where two configurations differ, each place in words; digests tell only that they do.
+    """The differences of two configurations in words; of digests, only that they differ.
 
     Args:
         there: Plain JSON.
-        here: Likewise.
-        words: For some places another text, in which ``{there}`` and ``{here}`` may stand.
+        here: Plain JSON.
+        words: Texts for some places, which may contain ``{there}`` and ``{here}``.
         name: The place of both in something larger.
 
     >>> differences({"lr": 0.1, "data": {"n": 5}}, {"lr": 0.2, "data": {"n": 5}})

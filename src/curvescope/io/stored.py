@@ -33,7 +33,7 @@ def save(path: PathLike, value: Any, kind: Any = None, *, owner: str = "") -> No
         path: A ``.json`` file; its folder must exist.
         value: A frozen dataclass.
         kind: Its type, where that has parameters.
-        owner: What it belongs to; only who names the same owner can read it.
+        owner: The digest of what it belongs to; reading needs the same.
 
     Raises:
         CurvescopeError: If a field is not what its annotation says, or it cannot be written.
@@ -65,7 +65,7 @@ def save(path: PathLike, value: Any, kind: Any = None, *, owner: str = "") -> No
 
 
 def load(path: PathLike, kind: type[T], *, owner: str = "", remedy: str = _REMEDY) -> T:
-    """What :func:`save` wrote.
+    """Read a dataclass that :func:`save` wrote.
 
     Args:
         path: The file.
@@ -80,8 +80,8 @@ def load(path: PathLike, kind: type[T], *, owner: str = "", remedy: str = _REMED
     """
     stored = read_json(path, links=False)
     tensors: dict[str, Tensor] = {}
-    asked: Any = kind
-    if Any not in get_args(kind) and holds_tensors(asked) and _mentions_tensors(stored):
+    annotation: Any = kind
+    if Any not in get_args(kind) and holds_tensors(annotation) and _mentions_tensors(stored):
         tensors, _ = read_tensors(tensors_beside(path), ours=True, links=False)
     return unpack(kind, stored, repr(os.fspath(path)), tensors, owner=owner, remedy=remedy)
 
@@ -117,7 +117,7 @@ def append_line(path: PathLike, value: Any, *, owner: str = "") -> None:
 
 
 def line(path: PathLike, value: Any, *, owner: str = "") -> str:
-    """What :func:`append_line` writes; ``path`` is what errors are about."""
+    """The line that :func:`append_line` writes; ``path`` is named in errors."""
     return encoded(path, _packed(path, value, None, owner)[0], indent=None) + "\n"
 
 
@@ -135,7 +135,7 @@ def load_lines(
         path: The file.
         kind: What each line must hold.
         owner: What the lines belong to.
-        until: How many of them are wanted; what comes after these is not looked at.
+        until: How many of them to read; later lines are not checked.
         remedy: What to do about a line that is refused.
 
     Raises:

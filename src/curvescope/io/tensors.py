@@ -56,7 +56,7 @@ def write_tensors(
 def tensor_bytes(
     path: PathLike, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> bytes:
-    """What :func:`write_tensors` writes; ``path`` is what errors are about."""
+    """The bytes that :func:`write_tensors` writes; ``path`` is named in errors."""
     where = f"write_tensors({str(path)!r})"
     texts = dict(metadata or {})
     for name, value in tensors.items():
@@ -144,7 +144,7 @@ def read_notes(path: PathLike) -> dict[str, Any]:
 
 
 def notes_of(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """What was noted with tensors; nothing in a file from elsewhere, whose text is no JSON."""
+    """The notes that were stored with tensors; empty for a file from elsewhere."""
     try:
         notes = parse_json(metadata.get(NOTES, "{}"), "metadata")
     except CurvescopeError:

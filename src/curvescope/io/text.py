@@ -39,12 +39,12 @@ def write_json(path: PathLike, obj: Any) -> None:
 
 
 def json_text(path: PathLike, obj: Any) -> str:
-    """What :func:`write_json` writes; ``path`` is what errors are about."""
+    """The text that :func:`write_json` writes; ``path`` is named in errors."""
     return encoded(path, obj, indent=2) + "\n"
 
 
 def encoded(path: PathLike, obj: Any, *, indent: int | None) -> str:
-    """``obj`` as JSON; ``path`` is what errors are about."""
+    """``obj`` as JSON; ``path`` is named in errors."""
     try:
         return json.dumps(obj, indent=indent, ensure_ascii=False, default=_plain)
     except (TypeError, ValueError, RecursionError) as error:
@@ -84,7 +84,7 @@ def read_json_lines(path: PathLike, *, until: int | None = None) -> list[Any]:
 
     Args:
         path: The file.
-        until: How many lines are wanted; all if none.
+        until: How many lines to read; all by default.
 
     Raises:
         CurvescopeError: If the file is missing, or a complete line is not JSON.
@@ -94,7 +94,7 @@ def read_json_lines(path: PathLike, *, until: int | None = None) -> list[Any]:
 
 
 def parse_json(text: str | bytes, place: str, *, what: str = "") -> Any:
-    r"""What a JSON text means.
+    r"""Parse a JSON text.
 
     Args:
         text: The text, in UTF-8 if it is given as bytes.
@@ -125,12 +125,12 @@ def parse_json(text: str | bytes, place: str, *, what: str = "") -> Any:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    result = dict(pairs)
+    if len(result) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"{twice!r} stands there twice")
-    return found
+    return result
 
 
 def _integer(text: str) -> int:

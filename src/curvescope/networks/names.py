@@ -106,9 +106,9 @@ def _parse(name: str) -> tuple[_Family, re.Match[str]]:
         if plain_name.startswith(family.start):
             rule = f"such a name has the form {family.form}, as {family.example}"
             raise CurvescopeError(f"network({name!r})", rule)
-    known = ", ".join(family.example for family in _FAMILIES)
+    examples = ", ".join(family.example for family in _FAMILIES)
     rule = "no network has this name"
-    raise CurvescopeError(f"network({name!r})", rule, remedy=f"examples of known ones are {known}")
+    raise CurvescopeError(f"network({name!r})", rule, remedy=f"examples are {examples}")
 
 
 def _widths(spec: NetworkSpec, text: str | None) -> tuple[int, ...]:

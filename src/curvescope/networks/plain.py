@@ -24,7 +24,7 @@ def _product(shape: Sequence[int]) -> int:
 
 
 def _perceptron(inputs: int, widths: Sequence[int], outputs: int, *, batch_norm: bool) -> Layers:
-    """``fc1 … fcL`` with a ReLU, and DH's batch norm if asked, after all but the last."""
+    """``fc1 … fcL`` with a ReLU, and optionally DH's batch norm, after all but the last."""
     layers: Layers = []
     sizes = (inputs, *widths, outputs)
     for i, (before, after) in enumerate(pairwise(sizes), start=1):

@@ -1,4 +1,4 @@
-"""What a network is: its name, inputs and outputs, kept with the module that was built from them.
+"""The specification of a network: name, inputs and outputs, an attribute of the built module.
 
 The modules of this folder are flat. Every layer hangs directly on the network under the name that
 the papers give it (``conv1``, ``fc1``, ``sc-conv1`` for a convolution on a shortcut), so that

@@ -1,4 +1,4 @@
-"""What a page is made of: sections of tables, charts and sentences."""
+"""The parts of a page: sections of tables, charts and sentences."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PHONE, _CHARACTER, _GAP, _NAME = 335.0, 7.3, 11.0, 130.0
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of texts, the first cell of each being its name; ``prose`` columns may wrap.
+    """Rows of texts, each beginning with the row's name; ``prose`` columns may wrap.
 
     Where a narrow screen cannot hold the columns beside each other, rows become cards there.
     """
@@ -31,12 +31,12 @@ class Table:
 
     @property
     def kind(self) -> str:
-        """The name under which the template knows it."""
+        """The name of the block in the template."""
         return "folded" if self.folded else "table"
 
     @property
     def stacked(self) -> bool:
-        """Whether a phone is too narrow for it.
+        """Whether the table is too wide for a phone.
 
         >>> Table("", ["", "value"], [["trace", "51.2"]]).stacked
         False
@@ -54,7 +54,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Chart:
-    """An interactive picture: identifier, caption, what is drawn, and a remark below."""
+    """An interactive picture: identifier, caption, picture, and a remark below."""
 
     id: str
     caption: str
@@ -64,7 +64,7 @@ class Chart:
 
     @property
     def html(self) -> str:
-        """The picture as the page has it."""
+        """The picture as HTML."""
         return svg.chart(self.panel, id=self.id)
 
 
@@ -88,12 +88,12 @@ class Text:
 class Checks:
     """Self-checks with their stages."""
 
-    found: Sequence[tuple[str, Check]]
+    checks: Sequence[tuple[str, Check]]
     kind = "checks"
 
     @property
     def list(self) -> Sequence[Mapping[str, Any]]:
-        """What the template shows of each."""
+        """The fields of each check that the template shows."""
         return [
             {
                 "stage": stage,
@@ -101,13 +101,13 @@ class Checks:
                 "passed": check.passed,
                 "verdict": check.verdict,
             }
-            for stage, check in self.found
+            for stage, check in self.checks
         ]
 
 
 @dataclass(frozen=True)
 class Links:
-    """Ways to other pages: the words, the address relative to this page, and a remark."""
+    """Links to other pages: text, address relative to this page, and a remark."""
 
     list: Sequence[tuple[str, str, str]]
     kind = "links"
@@ -128,18 +128,25 @@ Block = Table | Chart | Pair | Text | Checks | Links | Fold
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page: what one sees, what the paper says one should see, and the evidence.
+    """A part of a page: an observation, a claim with its source, an assessment, and the evidence.
 
-    ``verdict`` says how far the numbers of this run are as the paper has them.
+    Args:
+        id: The anchor of the section in the page.
+        title: Its heading.
+        observation: What the numbers of this run show, in a sentence.
+        claim: What the paper says about such numbers.
+        blocks: The evidence: tables, pictures and remarks.
+        source: The words before the claim that say whose it is.
+        assessment: How far the numbers of this run agree with the claim.
     """
 
     id: str
     title: str
-    seen: str = ""
-    expected: str = ""
+    observation: str = ""
+    claim: str = ""
     blocks: Sequence[Block] = field(default_factory=tuple)
-    authority: str = "What the paper says."
-    verdict: str = ""
+    source: str = "What the paper says."
+    assessment: str = ""
 
     def charts(self) -> list[Chart]:
         """All charts of the section."""
@@ -157,7 +164,7 @@ def _charts(block: Block) -> Sequence[Chart]:
 
 
 def factor(value: float) -> str:
-    """A ratio; beyond all bounds where nothing but rounding is left below.
+    """A ratio in words; ``∞`` above 10⁹, where its denominator is rounding alone.
 
     >>> factor(12.3456), factor(float("inf"))
     ('12.3', '∞')

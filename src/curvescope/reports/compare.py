@@ -1,4 +1,4 @@
-"""Two or more runs beside each other: spectra over each other, tables side by side."""
+"""The comparison of two or more runs: spectra in one picture, numbers in one table."""
 
 from __future__ import annotations
 
@@ -6,47 +6,47 @@ from collections.abc import Sequence
 from typing import Any
 
 from curvescope import io
-from curvescope.experiments.known import known
+from curvescope.experiments.best_values import best_values
 from curvescope.experiments.quantities import QUANTITIES
 from curvescope.experiments.stages import spectra
 from curvescope.experiments.store import RunDirectory
 from curvescope.figures import stages as pictures
 from curvescope.reports.blocks import Block, Chart, Section, Table
 from curvescope.reports.configuration import differing
-from curvescope.reports.runs import Found
+from curvescope.reports.runs import ListedRun
 from curvescope.reports.sections.overview import cell
 from curvescope.reports.training import curves, weights_checksum
 from curvescope.training.folder import TrainingFolder
 
 _TELLING = ("recipe.", "network.", "penalty", "loss", "mode", "dtype", "data.samples")
-"""Beginnings of settings' names by which readers know runs."""
+"""The settings by which readers tell runs apart: beginnings of their names."""
 _LONGEST = 24
 
 
-def compare(runs: Sequence[Found]) -> list[Section]:
-    """The sections of a comparison, as far as the runs have them."""
+def compare(runs: Sequence[ListedRun]) -> list[Section]:
+    """The sections of a comparison: those whose stages all runs have finished."""
     configs = [_config(run) for run in runs]
     different = differing(configs)
     names = labels(runs, different)
     sections = [_numbers(runs, names), _settings(different, names)]
-    found = (_measures(runs, names), _spectra(runs, names), _training(runs, names))
-    return sections[:1] + [section for section in found if section] + sections[1:]
+    built = (_measures(runs, names), _spectra(runs, names), _training(runs, names))
+    return sections[:1] + [section for section in built if section] + sections[1:]
 
 
-def _config(run: Found) -> Any:
-    """What was asked of a run, as plain JSON."""
+def _config(run: ListedRun) -> Any:
+    """The configuration of a run, as plain JSON."""
     folder: Any = (RunDirectory if run.kind == "analysis" else TrainingFolder)(run.path)
     return io.encode(folder.config)[0]
 
 
-def labels(runs: Sequence[Found], different: dict[str, list[str]]) -> list[str]:
+def labels(runs: Sequence[ListedRun], different: dict[str, list[str]]) -> list[str]:
     """A short name for each run, and no two alike.
 
-    The network's name first; where that leaves runs alike, what differs among these is added: data,
-    kind, seed, other settings, and the folder at last.
+    The network's name; where several runs share it, the first of data, kind, seed, other settings
+    and folder that tells them apart is added.
 
     Args:
-        runs: What is compared.
+        runs: The runs that are compared.
         different: Settings that differ, with a value for each run.
     """
     parts = [[run.name] for run in runs]
@@ -73,7 +73,7 @@ def _alike(parts: Sequence[Sequence[str]]) -> list[list[int]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _numbers(runs: Sequence[Found], names: list[str]) -> Section:
+def _numbers(runs: Sequence[ListedRun], names: list[str]) -> Section:
     keys = list(dict.fromkeys(key for run in runs for key in run.numbers))
     rows = [["folder", *(run.id for run in runs)], ["kind", *(run.kind for run in runs)]]
     rows += [["data", *(run.data for run in runs)], ["seed", *(run.seed for run in runs)]]
@@ -85,24 +85,24 @@ def _numbers(runs: Sequence[Found], names: list[str]) -> Section:
     return Section("numbers", "Numbers", blocks=[table])
 
 
-def _checksum(run: Found) -> str:
-    """Enough of it to see whether two networks are the same."""
-    found = weights_checksum(run.path) if run.kind == "training" else None
-    return "–" if found is None else f"{found[:16]}…"
+def _checksum(run: ListedRun) -> str:
+    """The first 16 digits of the checksum of the final weights."""
+    checksum = weights_checksum(run.path) if run.kind == "training" else None
+    return "–" if checksum is None else f"{checksum[:16]}…"
 
 
 def _settings(different: dict[str, list[str]], names: list[str]) -> Section:
-    """Only what differs: the rest is the same for all."""
+    """The settings that differ between the runs."""
     rows = [[setting, *values] for setting, values in different.items()]
     rows = rows or [["", *("all settings are the same" for _ in names)]]
     table = Table("Settings that differ", ["setting", *names], rows, folded=True)
     return Section("settings", "Settings", blocks=[table])
 
 
-def _measures(runs: Sequence[Found], names: list[str]) -> Section | None:
-    """The best known values, one table for each matrix."""
+def _measures(runs: Sequence[ListedRun], names: list[str]) -> Section | None:
+    """The best values, one table for each matrix."""
     tables = {
-        name: known(RunDirectory(run.path))
+        name: best_values(RunDirectory(run.path))
         for run, name in zip(runs, names, strict=True)
         if run.kind == "analysis"
     }
@@ -118,23 +118,23 @@ def _measures(runs: Sequence[Found], names: list[str]) -> Section | None:
     return Section("measures", "Sharpness", blocks=blocks) if blocks else None
 
 
-def _spectra(runs: Sequence[Found], names: list[str]) -> Section | None:
+def _spectra(runs: Sequence[ListedRun], names: list[str]) -> Section | None:
     blocks: list[Block] = []
     for matrix in spectra.MATRICES:
-        found = {}
+        by_run = {}
         for run, name in zip(runs, names, strict=True):
             if run.kind == "analysis" and matrix in (
                 there := spectra.spectra_of(RunDirectory(run.path))
             ):
-                found[name] = there[matrix]
-        if found:
+                by_run[name] = there[matrix]
+        if by_run:
             title = f"Spectral density of {matrix}"
-            panel = pictures.spectra_panel(found, title=title, by_matrix=False)
+            panel = pictures.spectra_panel(by_run, title=title, by_matrix=False)
             blocks.append(Chart(f"spectrum-{matrix}", title, panel))
     return Section("spectra", "Spectra", blocks=blocks) if blocks else None
 
 
-def _training(runs: Sequence[Found], names: list[str]) -> Section | None:
+def _training(runs: Sequence[ListedRun], names: list[str]) -> Section | None:
     chosen = {
         name: TrainingFolder(run.path).epochs()
         for run, name in zip(runs, names, strict=True)

@@ -20,10 +20,10 @@ def flatten(config: Any, name: str = "") -> dict[str, str]:
     if isinstance(config, Mapping):
         if name.endswith(_SHAPES):
             return {name: f"{len(config)} tensors"}
-        found: dict[str, str] = {}
+        settings: dict[str, str] = {}
         for key, value in config.items():
-            found |= flatten(value, f"{name}.{key}".lstrip("."))
-        return found
+            settings |= flatten(value, f"{name}.{key}".lstrip("."))
+        return settings
     return {name: _text(config)}
 
 

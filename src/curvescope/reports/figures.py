@@ -20,11 +20,11 @@ from curvescope.figures import style
 from curvescope.figures.draw import draw
 from curvescope.figures.model import Picture
 from curvescope.identity import code_digest, digest
-from curvescope.reports.sections import own
+from curvescope.reports.sections import user
 
 KINDS = ("svg", "pdf")
 DRAWN = ".drawn.json"
-"""From what each figure was drawn: one that would come out the same is left as it is."""
+"""The file with the digest of what each figure was drawn from; an equal one is not drawn again."""
 
 
 def write_figures(run: RunDirectory, extra: Sequence[Extra] = ()) -> list[Path]:
@@ -38,9 +38,9 @@ def write_figures(run: RunDirectory, extra: Sequence[Extra] = ()) -> list[Path]:
     """
     folder = run.path / "figures"
     drawn, code = _drawn(folder), _code()
-    found: list[Path] = []
+    written: list[Path] = []
     gone = set(drawn)
-    for picture in (*figures_of(run), *figures_of_own(run, extra)):
+    for picture in (*figures_of(run), *user_figures(run, extra)):
         gone.discard(picture.name)
         paths = [folder / f"{picture.name}.{kind}" for kind in KINDS]
         stamp = digest(picture, code)
@@ -51,13 +51,13 @@ def write_figures(run: RunDirectory, extra: Sequence[Extra] = ()) -> list[Path]:
                 figure.set_layout_engine("none")  # the layout is found once, and is slow
             drawn[picture.name] = stamp
             io.write_json(folder / DRAWN, drawn)
-        found += paths
+        written += paths
     _remove(folder, gone, drawn)
-    return found
+    return written
 
 
 def _remove(folder: Path, gone: set[str], drawn: dict[str, str]) -> None:
-    """Take away figures that were drawn here and that the run has no more."""
+    """Remove figures that were drawn here and that the run no longer has."""
     for name in gone:
         for kind in KINDS:
             (folder / f"{name}.{kind}").unlink(missing_ok=True)
@@ -67,7 +67,7 @@ def _remove(folder: Path, gone: set[str], drawn: dict[str, str]) -> None:
 
 
 def figures_of(run: RunDirectory) -> Iterator[Picture]:
-    """The figures that the finished stages allow, in their order; all spectra together at last."""
+    """The figures of the finished stages, in their order; that of all spectra is the last."""
     matrices = {}
     for name in run.stages:
         if name.startswith("spectrum-"):
@@ -85,20 +85,20 @@ def figures_of(run: RunDirectory) -> Iterator[Picture]:
             each := run.result(name, Finding[ClassLayerFindings]).value
         ):
             yield pictures.class_layer(name, each)
-    matrices = {name: found for name, found in matrices.items() if not found.vanishes}
+    matrices = {name: spectrum for name, spectrum in matrices.items() if not spectrum.vanishes}
     if matrices:
         yield pictures.spectra("spectra", matrices)
 
 
-def figures_of_own(run: RunDirectory, extra: Sequence[Extra]) -> Iterator[Picture]:
-    """The charts in the sections of stages of one's own."""
-    for section in own.build(run, extra):
+def user_figures(run: RunDirectory, extra: Sequence[Extra]) -> Iterator[Picture]:
+    """The charts in the sections of user stages."""
+    for section in user.build(run, extra):
         for chart in section.charts():
             yield Picture(chart.id, chart.caption, (chart.panel,), columns=1)
 
 
 def _drawn(folder: Path) -> dict[str, str]:
-    """What was noted when the figures were drawn; nothing where that is missing or damaged."""
+    """The digests of the figures that were drawn; empty where their file is missing or damaged."""
     try:
         noted = io.read_json(folder / DRAWN) if (folder / DRAWN).is_file() else {}
     except CurvescopeError:
@@ -109,7 +109,7 @@ def _drawn(folder: Path) -> dict[str, str]:
 
 
 def _code() -> str:
-    """The code that draws: all of its packages, and the version of matplotlib."""
+    """The digest of the code that draws, and the version of matplotlib."""
     try:
         version = metadata.version("matplotlib")
     except metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""One HTML file from a run directory: it opens offline and asks no other place for anything."""
+"""One HTML file from a run directory: it opens offline and loads nothing else."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from curvescope.reports.sections import (
     classes,
     layers,
     overview,
-    own,
     provenance,
     spectra,
+    user,
 )
 
 _SECTIONS = (overview, spectra, layers, classes, certificate)
@@ -52,23 +52,23 @@ _DARK = {
 def write_report(
     path: io.PathLike, *, figures: bool | None = None, extra: Sequence[Extra] = ()
 ) -> Path:
-    """Write ``report.html`` and ``figures/`` into a run directory, from what lies there alone.
+    """Write ``report.html`` and ``figures/`` into a run directory, from its files alone.
 
-    Unfinished runs get a report of what is there. The same directory gives the same file.
+    The report of an unfinished run shows its finished stages. The same directory gives the
+    same file.
 
     Args:
         path: A run directory.
         figures: Whether to draw the vector figures too, which takes most of the time; by default
             where matplotlib is installed.
-        extra: The stages of one's own that the run has, for their sections; those that are not
-            given are only named.
+        extra: The user stages of the run, for their sections; without its code, a stage is named.
 
     Returns:
         The path of the report.
 
     Raises:
-        CurvescopeError: If it is no run directory, jinja2 (or matplotlib, if asked for) is missing,
-            or the code of an extra stage has changed.
+        CurvescopeError: If it is no run directory, jinja2 (or matplotlib, for ``figures=True``) is
+            missing, or the code of an extra stage has changed.
     """
     run = RunDirectory(path)
     page = render(run, extra=extra)
@@ -85,7 +85,7 @@ def write_report(
 def render(run: RunDirectory, *, home: str = "", extra: Sequence[Extra] = ()) -> str:
     """The report as HTML; ``home`` is the address of a list of runs, if there is one."""
     built = [section for module in _SECTIONS if (section := module.build(run)) is not None]
-    sections = [*built, *own.build(run, extra), provenance.build(run)]
+    sections = [*built, *user.build(run, extra), provenance.build(run)]
     config = run.config
     heading = f"{config.model.name} on {config.data.name}"
     under = f"{config.loss.replace('_', '-')} loss, seed {config.seed}, {config.dtype}"

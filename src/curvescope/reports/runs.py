@@ -12,8 +12,8 @@ from pathlib import Path
 from curvescope import io
 from curvescope._numbers import percent, short
 from curvescope.errors import CurvescopeError
+from curvescope.experiments.best_values import best_values
 from curvescope.experiments.configuration import Analysis
-from curvescope.experiments.known import known
 from curvescope.experiments.quantities import LARGEST, TRACE
 from curvescope.experiments.stages.overview import Overview
 from curvescope.experiments.store import RunDirectory
@@ -25,8 +25,8 @@ _EXHAUSTED = (errno.EMFILE, errno.ENFILE)
 
 
 @dataclass(frozen=True)
-class Found:
-    """One run, with the few numbers that a list shows."""
+class ListedRun:
+    """One row of the list of runs."""
 
     id: str  # the path below the folder, with slashes
     path: Path
@@ -40,17 +40,17 @@ class Found:
 
     @property
     def words(self) -> str:
-        """What a filter looks into."""
-        shown = (self.id, self.kind, self.name, self.data, f"seed {self.seed}", self.state)
-        return " ".join(shown).lower()
+        """The text that the filter of the list searches."""
+        texts = (self.id, self.kind, self.name, self.data, f"seed {self.seed}", self.state)
+        return " ".join(texts).lower()
 
 
-def find_runs(root: Path) -> list[Found]:
+def find_runs(root: Path) -> list[ListedRun]:
     """All runs below ``root``, by path; nothing outside of it is read.
 
-    Links to folders are not followed, and nothing is read of a run with a link that leads out of
-    ``root``: it is listed, and says so, like one that is damaged or of a later version. What is no
-    run is left out.
+    Links to folders are not followed. A run with a link that leads out of ``root`` is not read; it
+    is listed with a remark, like one that is damaged or of a later version. Other folders are left
+    out.
 
     Raises:
         CurvescopeError: If ``root`` is no folder that can be read.
@@ -65,7 +65,7 @@ def find_runs(root: Path) -> list[Found]:
     except OSError as error:
         rule = f"is not a folder that can be read ({error.strerror})"
         raise CurvescopeError(f"view {str(root)!r}", rule) from None
-    found = []
+    runs = []
     for folder, below, files in os.walk(root, onerror=_exhausted, followlinks=False):
         place = Path(folder)
         depth = len(place.relative_to(root).parts)
@@ -80,8 +80,8 @@ def find_runs(root: Path) -> list[Found]:
         if "config.json" in there:
             run = _describe(root, place) if contained(root, place) else _leading_out(root, place)
             if run is not None:
-                found.append(run)
-    return sorted(found, key=lambda run: run.id)
+                runs.append(run)
+    return sorted(runs, key=lambda run: run.id)
 
 
 def _exhausted(error: OSError) -> None:
@@ -105,19 +105,19 @@ def _resolved(place: Path) -> Path:
     return Path(os.path.realpath(place))
 
 
-def _leading_out(root: Path, place: Path) -> Found | None:
-    """A run that is not looked into; None for what has neither the folders of one."""
+def _leading_out(root: Path, place: Path) -> ListedRun | None:
+    """The row of a run that is not read; None for a folder that is none."""
     kinds = {"stages": "analysis", "weights": "training"}
     kind = next((kinds[name] for name in kinds if os.path.lexists(place / name)), None)
     if kind is None:
         return None
     state = "not shown: a link in it leads out of the folder of the runs"
     name = place.relative_to(root).as_posix()
-    return Found(name, place, kind, "–", "–", "–", state, {}, whole=False)
+    return ListedRun(name, place, kind, "–", "–", "–", state, {}, whole=False)
 
 
-def _describe(root: Path, place: Path) -> Found | None:
-    """One run; None for someone else's ``config.json``. A bad run is one bad row of the list."""
+def _describe(root: Path, place: Path) -> ListedRun | None:
+    """The row of a run, also of a damaged one; None for a ``config.json`` of another program."""
     name = place.relative_to(root).as_posix()
     kind = ""
     try:
@@ -132,7 +132,7 @@ def _describe(root: Path, place: Path) -> Found | None:
 
 
 def kind_of(place: Path) -> str:
-    """``"analysis"``, ``"training"``, or nothing for a ``config.json`` of someone else.
+    """``"analysis"``, ``"training"``, or empty for a ``config.json`` of another program.
 
     Raises:
         CurvescopeError: If it cannot be read.
@@ -155,8 +155,8 @@ def _looks_like_ours(place: Path) -> bool:
     return (place / "stages").is_dir() or (place / "weights").is_dir()
 
 
-def _damaged(name: str, place: Path, kind: str, error: Exception) -> Found:
-    """What can be said of a run that cannot be read."""
+def _damaged(name: str, place: Path, kind: str, error: Exception) -> ListedRun:
+    """The row of a run that cannot be read, with the reason."""
     kind = kind or ("training" if (place / "weights").is_dir() else "analysis")
     state = "damaged: a file of it is missing, or not what it should be"
     if isinstance(error, CurvescopeError):  # its beginning, without the folder, says enough
@@ -164,15 +164,15 @@ def _damaged(name: str, place: Path, kind: str, error: Exception) -> Found:
         state = f"damaged: {where}: {error.rule.partition(' (')[0]}"
         if error.rule.startswith("has format "):
             state = f"made by another version: {where}: {error.rule}"
-    return Found(name, place, kind, "–", "–", "–", state, {}, whole=False)
+    return ListedRun(name, place, kind, "–", "–", "–", state, {}, whole=False)
 
 
-def _analysis(name: str, run: RunDirectory) -> Found:
+def _analysis(name: str, run: RunDirectory) -> ListedRun:
     numbers: dict[str, str] = {}
     if run.has("overview"):
         for split, fit in run.result("overview", Overview).fits.items():
             numbers |= _fit(split, fit.loss, fit.error)
-    row = known(run).get("H", {})
+    row = best_values(run).get("H", {})
     for label, quantity in (("λ_max(H)", LARGEST), ("tr H", TRACE)):
         if quantity in row:
             numbers[label] = str(row[quantity])
@@ -182,7 +182,7 @@ def _analysis(name: str, run: RunDirectory) -> Found:
     if not all(check.passed for _, check in run.checks()):
         state += ", a check disagrees"
     config = run.config
-    return Found(
+    return ListedRun(
         name,
         run.path,
         "analysis",
@@ -194,7 +194,7 @@ def _analysis(name: str, run: RunDirectory) -> Found:
     )
 
 
-def _training(name: str, place: Path) -> Found:
+def _training(name: str, place: Path) -> ListedRun:
     numbers: dict[str, str] = {}
     run = TrainingFolder(place)
     config, result = run.config, run.result()
@@ -204,7 +204,7 @@ def _training(name: str, place: Path) -> Found:
         for split, fit in (("train", result.train), ("test", result.test)):
             if fit is not None:
                 numbers |= _fit(split, fit.loss, 1 - fit.accuracy)
-    return Found(
+    return ListedRun(
         name,
         place,
         "training",

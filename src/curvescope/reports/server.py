@@ -25,7 +25,7 @@ from curvescope.errors import CurvescopeError
 from curvescope.experiments.store import RunDirectory
 from curvescope.reports.compare import compare
 from curvescope.reports.page import fill, render
-from curvescope.reports.runs import Found, find_runs
+from curvescope.reports.runs import ListedRun, find_runs
 from curvescope.reports.training import render_training
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -46,11 +46,11 @@ _PLAIN = "text/plain; charset=utf-8"
 _BODY = 1 << 16
 """Bytes of a refused request's body that are read, so that its sender sees the answer."""
 _DIGITS = 18
-"""Digits of its length that are read: thousands are no number for Python, and no body is longer."""
+"""Most digits of a body's length: Python refuses thousands, and no body is that long."""
 
 
 _PAUSE = 0.1
-"""Seconds until a connection is asked for again that there was no descriptor for."""
+"""Seconds to wait when no descriptor is left for the next connection."""
 
 
 class Refused(Exception):
@@ -79,7 +79,7 @@ class Viewer(ThreadingHTTPServer):
         find_runs(root)  # a folder that cannot be read is refused before anything listens
         self.root = root.resolve()
         self.token = secrets.token_urlsafe(24)
-        self.hosts = {*_LOOPBACK, _own_address(host)}
+        self.hosts = {*_LOOPBACK, _local_address(host)}
         try:
             super().__init__((host, port), _Handler)
         except (OSError, OverflowError) as error:
@@ -106,7 +106,7 @@ class Viewer(ThreadingHTTPServer):
         """A browser that goes away in the middle of an answer is no news."""
 
 
-def _own_address(host: str) -> str:
+def _local_address(host: str) -> str:
     """The host as an address; a wildcard is refused, since its Host headers cannot be checked."""
     try:
         address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
@@ -120,7 +120,7 @@ def _own_address(host: str) -> str:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers GET and HEAD; to any other method, that it is not allowed."""
+    """Answers GET and HEAD; refuses any other method."""
 
     server: Viewer
     timeout = 30
@@ -135,7 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def __getattr__(self, name: str) -> Any:
-        """The base class looks for ``do_POST`` and so on; there is one for every method."""
+        """Handle ``do_POST`` and so on, which the base class looks up, by a refusal."""
         if name.startswith("do_"):
             return self._not_allowed
         raise AttributeError(name)
@@ -165,7 +165,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.OK, body, kind)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What Python's own server says of a request that it cannot read: the status, no more."""
+        """Answer a request that Python's server cannot read with the status alone."""
         self.close_connection = True
         self._refuse(HTTPStatus(code))
 
@@ -188,7 +188,7 @@ class _Handler(BaseHTTPRequestHandler):
         """No log: it would hold the token."""
 
     def _target(self) -> tuple[str, str]:
-        """What comes after the token, and the query; refused without the right host and token."""
+        """The path after the token, and the query; refused unless host and token are right."""
         self._check_host()
         try:
             target = urlsplit(self.path)
@@ -214,27 +214,27 @@ class _Handler(BaseHTTPRequestHandler):
         raise Refused(HTTPStatus.NOT_FOUND)
 
     def _check_host(self) -> None:
-        """Only this machine's own names: another site's name may be made to lead here."""
-        given = self.headers.get_all("Host") or []
-        if len(given) != 1:
+        """Refuse other hosts than this machine: another site's name may be made to lead here."""
+        hosts = self.headers.get_all("Host") or []
+        if len(hosts) != 1:
             raise Refused(HTTPStatus.BAD_REQUEST)
-        match = re.fullmatch(r"(?:\[([0-9a-fA-F:]+)\]|([^:\[\]]+))(?::\d{1,5})?", given[0].strip())
+        match = re.fullmatch(r"(?:\[([0-9a-fA-F:]+)\]|([^:\[\]]+))(?::\d{1,5})?", hosts[0].strip())
         if match is None or (match[1] or match[2]).lower() not in self.server.hosts:
             raise Refused(HTTPStatus.MISDIRECTED_REQUEST)
 
-    def _runs(self) -> dict[str, Found]:
+    def _runs(self) -> dict[str, ListedRun]:
         return {run.id: run for run in find_runs(self.server.root)}
 
     def _report(self, name: str) -> tuple[bytes, str]:
         """The page of an analysis or of a training."""
-        known = self._runs()
-        run = known.get(name)
+        runs = self._runs()
+        run = runs.get(name)
         if run is None or not run.whole:
             raise Refused(HTTPStatus.NOT_FOUND)
         home = "../" * (name.count("/") + 1)
         if run.kind == "analysis":
             return _page(render(RunDirectory(run.path), home=home))
-        inside = known.get(f"{name}/analysis")
+        inside = runs.get(f"{name}/analysis")
         analysis = f"{quote(name.rpartition('/')[2])}/analysis" if inside and inside.whole else ""
         return _page(render_training(run.path, home=home, analysis=analysis))
 
@@ -254,15 +254,15 @@ class _Handler(BaseHTTPRequestHandler):
         )
 
     def _compare(self, names: list[str]) -> tuple[bytes, str]:
-        known = self._runs()
+        runs = self._runs()
         chosen = list(dict.fromkeys(_plain(name) for name in names))
-        there = all(name in known and known[name].whole for name in chosen)
+        there = all(name in runs and runs[name].whole for name in chosen)
         if len(chosen) < 2 or len(chosen) > 12 or not there:
             raise Refused(HTTPStatus.NOT_FOUND)
         page = fill(
             "report.html.j2",
             title="Comparison",
-            sections=compare([known[name] for name in chosen]),
+            sections=compare([runs[name] for name in chosen]),
             heading=f"Comparison of {len(chosen)} runs",
             under=", ".join(chosen),
             home="./",

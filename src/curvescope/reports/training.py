@@ -1,4 +1,4 @@
-"""The page of one training: how it went, how it ended, and what it was asked to do."""
+"""The page of one training: its end, its course, and its configuration."""
 
 from __future__ import annotations
 
@@ -58,20 +58,20 @@ def _sections(run: TrainingFolder, analysis: str) -> list[Section]:
     blocks: list[Block] = [_end(run.path, epochs, result)]
     if analysis:
         blocks.append(Links([("Analysis of this network", analysis, "spectra, layers, classes")]))
-    seen, expected = _seen(run.config.recipe, epochs, result), _expected(epochs)
-    sections = [Section("end", "How it ended", seen, expected, blocks, "What it should be.")]
+    observation, claim = _observation(run.config.recipe, epochs, result), _claim(epochs)
+    sections = [Section("end", "How it ended", observation, claim, blocks, "What it should be.")]
     if epochs:
         pictures = curves({"": epochs})
         sections.append(Section("curves", "Curves", blocks=[Pair(pictures)]))
-    if (found := certificate.of_folder(run.path)) is not None:
-        sections.append(found)
+    if (section := certificate.of_folder(run.path)) is not None:
+        sections.append(section)
     table = settings_table(io.encode(run.config)[0])
     opened = Table(table.caption, table.head, table.rows, prose=True)
     sections.append(Section("configuration", "Configuration", blocks=[opened]))
     return sections
 
 
-def _seen(recipe: Recipe, epochs: Sequence[Epoch], result: Result | None) -> str:
+def _observation(recipe: Recipe, epochs: Sequence[Epoch], result: Result | None) -> str:
     if result is None:
         return (
             f"The training is not finished: {len(epochs)} of {recipe.epochs} epochs are behind it."
@@ -86,7 +86,7 @@ def _seen(recipe: Recipe, epochs: Sequence[Epoch], result: Result | None) -> str
     return text + "."
 
 
-def _expected(epochs: Sequence[Epoch]) -> str:
+def _claim(epochs: Sequence[Epoch]) -> str:
     words = (
         "The same configuration on the same machine gives the same weights, to the last bit, also "
         "after an interruption: their checksum is below"

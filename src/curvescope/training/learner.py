@@ -1,4 +1,4 @@
-"""One network in training: the steps that change its parameters, and what they have added up.
+"""One network in training: the steps that change its parameters, and the totals of an epoch.
 
 Everything that a step reads or writes has a fixed place in memory for the whole training, and no
 step waits for the device; that is what a CUDA graph needs, and it costs nothing elsewhere.
@@ -28,7 +28,7 @@ class Steps:
 
     @property
     def samples(self) -> int:
-        """How many samples they take together."""
+        """The number of samples of all steps together."""
         return sum(self.sizes)
 
 
@@ -64,9 +64,9 @@ class Learner:
         if self.average is not None:
             lists["average"] = self.average.mean
         drawn = getattr(self._penalty, "tensors", None)
-        kept = {} if drawn is None else drawn(self.totals.device)
+        penalty_state = {} if drawn is None else drawn(self.totals.device)
         return {
-            **{f"penalty.{name}": tensor for name, tensor in kept.items()},
+            **{f"penalty.{name}": tensor for name, tensor in penalty_state.items()},
             **{f"buffer.{name}": tensor for name, tensor in self.model.named_buffers()},
             **{
                 f"{kind}.{name}": tensor.detach()

@@ -79,8 +79,8 @@ def train(
         test: Data to measure the model on after each epoch.
         folder: Where the run is kept; made if need be.
         resume: Continue an unfinished run in ``folder``; one that is not there is begun.
-        loss: A loss of one's own, in the place of the recipe's; it must weigh all samples alike. A
-            folder recognizes it by its identity.
+        loss: A loss in place of the recipe's; it must weigh all samples alike. A folder recognizes
+            it by its identity.
         penalty: A term to add to the loss of each batch, ``penalty(model, X, y)``, such as
             :class:`curvescope.TraceRegularizer`. If it has a method ``objective``, that gives the
             outputs of the model as well, from one pass. If it draws random numbers, a resumed run
@@ -152,11 +152,11 @@ def train_many(
     where = "train" if len(models) == 1 else "train_many"
     device, dtype = _check(where, models, recipes, folders)
     _check_randomness(models, penalty)
-    own = None if loss is None else as_loss(loss)
-    losses = [recipe.minimized(where) if own is None else own for recipe in recipes]
+    shared_loss = None if loss is None else as_loss(loss)
+    losses = [recipe.minimized(where) if shared_loss is None else shared_loss for recipe in recipes]
     if len({labeled(minimized) for minimized in losses}) > 1:
         raise CurvescopeError(where, "runs side by side must all have labels as targets, or none")
-    if own is not None:
+    if shared_loss is not None:
         recipes = [replace(recipe, loss=None) for recipe in recipes]
     X, y = as_tensors(where, data, device, dtype, losses[0])
     measured = (
@@ -171,7 +171,7 @@ def train_many(
     if folders is not None:
         described = describe(data, (X, y))
         for i, (model, recipe) in enumerate(zip(models, recipes, strict=True)):
-            config = configuration(model, recipe, described, penalty, own)
+            config = configuration(model, recipe, described, penalty, shared_loss)
             places[i] = RunFolder(folders[i], config, resume=resume)
 
     results: dict[int, Trained] = {}
@@ -230,7 +230,7 @@ def _check(
 
 
 def _check_randomness(models: Sequence[nn.Module], penalty: Penalty | None) -> None:
-    """What draws random numbers would draw in turns, and one run would depend on another."""
+    """Refuse layers and penalties that draw random numbers: one run would depend on another."""
     dropout = nn.modules.dropout._DropoutNd
     draws = any(hasattr(penalty, name) for name in ("reseed", "tensors")) or any(
         isinstance(module, dropout) and module.p > 0

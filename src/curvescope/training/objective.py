@@ -1,4 +1,4 @@
-"""What training minimizes, how it counts right answers, and how it looks at data."""
+"""The objective of training, the count of right answers, and the checks of data."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def outputs_and_penalty(
     both = getattr(penalty, "objective", None)
     if both is None:
         return model(X), penalty(model, X, y)
-    found = both(model, X, y)
-    return found.output, found.penalty
+    parts = both(model, X, y)
+    return parts.output, parts.penalty
 
 
 def right_answers(loss: Loss, output: Tensor, target: Tensor) -> Tensor | float:
@@ -196,9 +196,9 @@ def home(where: str, model: nn.Module) -> tuple[torch.device, torch.dtype]:
         raise CurvescopeError(where, "the model has no parameters")
     kinds = {(p.device, p.dtype) for p in parameters}
     if len(kinds) > 1:
-        found = ", ".join(sorted(f"{dtype} on {device}" for device, dtype in kinds))
+        kinds_here = ", ".join(sorted(f"{dtype} on {device}" for device, dtype in kinds))
         rule = "all parameters must share one device and one dtype"
-        raise CurvescopeError(where, rule, given=found)
+        raise CurvescopeError(where, rule, given=kinds_here)
     return kinds.pop()
 
 

@@ -74,11 +74,13 @@ class Recipe:
             rule = "`momentum` is for `optimizer='sgd'` and less than 1"
             raise CurvescopeError(where, rule, given=f"{self.momentum} for {self.optimizer!r}")
         self._check_averaging(where)
-        kept = [_checks.positive_int(where, "each of `checkpoints`", e) for e in self.checkpoints]
-        if any(epoch > self.epochs for epoch in kept):
+        checkpoints = [
+            _checks.positive_int(where, "each of `checkpoints`", e) for e in self.checkpoints
+        ]
+        if any(epoch > self.epochs for epoch in checkpoints):
             rule = f"`checkpoints` must not lie after epoch {self.epochs}"
-            raise CurvescopeError(where, rule, given=max(kept))
-        self._set("checkpoints", tuple(sorted(set(kept))))
+            raise CurvescopeError(where, rule, given=max(checkpoints))
+        self._set("checkpoints", tuple(sorted(set(checkpoints))))
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)

@@ -1,4 +1,4 @@
-"""What the folder of a run holds besides weights: dataclasses, stored by :mod:`curvescope.io`."""
+"""The files of a run besides its weights: dataclasses, stored by :mod:`curvescope.io`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from curvescope.training.recipe import Recipe
 
 @dataclass(frozen=True)
 class DataNote:
-    """A data set by its name, how it was asked for (where that is known), shapes and contents."""
+    """A data set by its name, the options it was loaded with (if recorded), shapes and contents."""
 
     name: str | None
-    asked: dict[str, Any] | None
+    options: dict[str, Any] | None
     shapes: tuple[tuple[int, ...], ...]
     sha256: str
 
@@ -38,7 +38,7 @@ class Training:
     frozen: tuple[str, ...]
     initial_weights: str
     recipe: Recipe
-    loss: str | None  # what a loss of one's own says of itself, and its digest
+    loss: str | None  # the description of a loss of the user's code, and its digest
     penalty: str | None
     data: DataNote
 

@@ -184,10 +184,10 @@ def finished(model: nn.Module, recipe: Recipe, folder: RunFolder) -> Trained:
 
 
 def describe(data: Any, tensors: Sequence[Tensor]) -> DataNote:
-    """A data set by its name, how it was asked for (where that is known), shapes and contents."""
-    name, asked = getattr(data, "name", None), getattr(data, "asked", None)
+    """A data set by its name, the options it was loaded with, shapes and contents."""
+    name, options = getattr(data, "name", None), getattr(data, "options", None)
     shapes = tuple(tuple(tensor.shape) for tensor in tensors)
-    return DataNote(name, asked, shapes, digest(*tensors))
+    return DataNote(name, options, shapes, digest(*tensors))
 
 
 def configuration(

@@ -1,1 +1,1 @@
-"""The stages of an analysis: each computes its part and rebuilds it from a directory."""
+"""The stages of an analysis: each computes one result of the run directory."""

@@ -1,4 +1,4 @@
-"""One layer's features and errors by class, and KFAC beside CFAC (CC-4, CC-5; TR sec. 7)."""
+"""One layer's features and errors by class, and KFAC beside CFAC (TR sec. 7)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from curvescope.structure.class_factors import (
 )
 from curvescope.structure.layers import MomentStatistics, layer_statistics
 
-_KEPT = 200
-"""Eigenvalues of each spectrum that are kept."""
+_LARGEST_COUNT = 200
+"""Number of largest eigenvalues of each spectrum that are stored."""
 _DECADES, _BINS = 8, 48
 
 
@@ -40,7 +40,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class ClassLayerFindings:
-    """What the classes do to one layer."""
+    """The class structure of one layer's features and errors."""
 
     name: str
     classes: int
@@ -51,12 +51,12 @@ class ClassLayerFindings:
     centers: Tensor  # [bins], eigenvalues
     densities: dict[str, Tensor]  # "G", "KFAC", "CFAC" -> share of eigenvalues per decade
     floor: float  # where the bins begin
-    below: dict[str, float]  # the share of eigenvalues below them: zero, or not to be told from it
+    below: dict[str, float]  # the share of eigenvalues below the bins: zero up to rounding
     sampled: tuple[str, ...]  # those of the three that are Lanczos quadratures
 
 
 def compute(context: Context, layer: str) -> Outcome[Finding[ClassLayerFindings]]:
-    """Measure the layer; one that does not allow it is left out, with the reason."""
+    """Measure the layer; where the method does not apply, the finding has the reason instead."""
     problem, settings = context.problem, context.settings
     try:
         statistics = layer_statistics(problem, layers=[layer])[layer]
@@ -89,9 +89,9 @@ def compute(context: Context, layer: str) -> Outcome[Finding[ClassLayerFindings]
 
 def _moment(statistics: MomentStatistics) -> Moment:
     return Moment(
-        total=statistics.total[:_KEPT].double().clone(),
-        class_=statistics.class_[:_KEPT].double().clone(),
-        class_and_cross=statistics.class_and_cross[:_KEPT].double().clone(),
+        total=statistics.total[:_LARGEST_COUNT].double().clone(),
+        class_=statistics.class_[:_LARGEST_COUNT].double().clone(),
+        class_and_cross=statistics.class_and_cross[:_LARGEST_COUNT].double().clone(),
         outliers=statistics.outliers,
         separation=statistics.separation,
         whitening=statistics.whitening,
@@ -105,7 +105,9 @@ def _sampled(approximation: LayerApproximation) -> tuple[str, ...]:
         "KFAC": approximation.kfac,
         "CFAC": approximation.cfac,
     }
-    return tuple(name for name, found in spectra.items() if isinstance(found, SpectralMeasure))
+    return tuple(
+        name for name, spectrum in spectra.items() if isinstance(spectrum, SpectralMeasure)
+    )
 
 
 def _densities(
@@ -113,7 +115,7 @@ def _densities(
 ) -> tuple[Tensor, dict[str, Tensor], dict[str, float]]:
     """Centers of bins over ``log₁₀ λ``, the three spectra in them, and the share of each below.
 
-    Known eigenvalues are counted in bins. A Lanczos quadrature has a few nodes instead, which are
+    Eigenvalues are counted in bins. A Lanczos quadrature has a few nodes instead, which are
     widened as in any density: in bins they would look like eigenvalues.
     """
     spectra = {
@@ -140,11 +142,11 @@ def _widened(spectrum: SpectralMeasure, edges: Tensor) -> Tensor:
     """The mass between the edges (decimal logarithms) with every node as wide as in a density."""
     tiny = 10 ** float(edges[0])
     sigma = spectrum.log_density(tiny, points=2).sigma / log(10)
-    seen = spectrum.nodes > tiny
-    nodes = torch.cat([spectrum.nodes[seen], spectrum.outliers.double()]).log10()
+    positive = spectrum.nodes > tiny
+    nodes = torch.cat([spectrum.nodes[positive], spectrum.outliers.double()]).log10()
     mass = torch.cat(
         [
-            spectrum.weights[seen] / spectrum.probes,
+            spectrum.weights[positive] / spectrum.probes,
             torch.full_like(spectrum.outliers.double(), 1 / spectrum.dimension),
         ]
     )

@@ -1,4 +1,4 @@
-"""Class and cross-class structure: which part of G makes which outlier (CC-2, CC-3, CC-7)."""
+"""Class and cross-class structure: which part of G makes which outlier (TR sec. 5 and 6)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from curvescope.spectra.exact import ExactSpectrum
 from curvescope.structure.knockouts import class_dual
 from curvescope.structure.outliers import Attribution, attribute_outliers, outliers_of
 
-_KEPT = 400
-"""Eigenvalues with their shares that are kept."""
+_LARGEST_COUNT = 400
+"""Number of largest eigenvalues that are stored with their shares."""
 _FEW = 4
-"""Outliers alone come from a Gram matrix of so many times the rows that all eigenvalues do."""
+"""The outliers alone may take a Gram matrix of this many times the rows of ``class_rows``."""
 PARTS = ("class", "cross", "within")
 
 
@@ -37,7 +37,7 @@ class ClassFindings:
 
 
 def compute(context: Context) -> Outcome[Finding[ClassFindings]]:
-    """Attribute the outliers of G; without a class structure, say why there is none."""
+    """Attribute the outliers of G; without a class structure, the finding has the reason."""
     try:
         findings = _findings(context)
     except Inapplicable as error:
@@ -59,8 +59,8 @@ def _findings(context: Context) -> ClassFindings:
         attribution = outliers_of(dual, generator=generator)
     attribution = replace(
         attribution,
-        values=attribution.values[:_KEPT].double(),
-        shares=attribution.shares[:_KEPT].double(),
+        values=attribution.values[:_LARGEST_COUNT].double(),
+        shares=attribution.shares[:_LARGEST_COUNT].double(),
     )
     if dual is None or size > rows:
         return ClassFindings(attribution, torch.empty(0), {})
@@ -73,7 +73,7 @@ def _descending(spectrum: ExactSpectrum) -> Tensor:
 
 
 def _shares(shares: Tensor) -> Check:
-    """The parts share each eigenvalue completely."""
+    """The shares of the parts sum to one for each eigenvalue."""
     worst = float((shares.sum(1) - 1).abs().max())
     return Check(f"the parts of G share each eigenvalue up to {worst:.1e}", worst < 1e-3)
 

@@ -1,4 +1,4 @@
-"""What every stage is given: the problem, the settings, and its own random numbers."""
+"""The arguments of a stage: problem, settings, earlier results and random numbers."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _EVERY = 50
 
 @dataclass(frozen=True)
 class Context:
-    """A stage's view of the analysis."""
+    """What a stage computes its result from."""
 
     problem: Problem
     test: Problem | None
-    run: RunDirectory  # for what earlier stages found
+    run: RunDirectory  # with the results of earlier stages
     settings: Settings
     outputs: int  # of the network, for one sample
     layers: tuple[str, ...]
@@ -37,17 +37,17 @@ class Context:
     progress: Callable[[Progress], None] | None = None
 
     def generator(self, purpose: str) -> torch.Generator:
-        """Random numbers for one purpose, whatever was computed before it."""
+        """Random numbers for one purpose; they do not depend on what was computed before."""
         return torch.Generator().manual_seed(derived(self.seed, purpose))
 
     def control(self, purpose: str) -> Control:
-        """Progress and a checkpoint of its own for one estimate."""
+        """The progress callback and the checkpoint of one estimate."""
         path = self.work / f"{purpose}.safetensors"
         return {"progress": self.progress, "checkpoint": path, "every": _EVERY}
 
 
 def derived(seed: int, purpose: str) -> int:
-    """A seed of its own for each purpose.
+    """A seed for one purpose, derived by a hash from the seed of the run.
 
     >>> derived(0, "a") == derived(0, "a"), derived(0, "a") == derived(1, "a")
     (True, False)

@@ -1,4 +1,4 @@
-"""One layer: how well a Kronecker product explains its Hessian (KR-1 to KR-5; DH sec. 4, 5)."""
+"""One layer: how well a Kronecker product explains its Hessian (DH sec. 4 and 5)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class LayerFindings:
 
 
 def compute(context: Context, layer: str) -> Outcome[Finding[LayerFindings]]:
-    """Compare a layer's Hessian with ``E[M] ⊗ E[x xᵀ]``; a layer without one is left out."""
+    """Compare a layer's Hessian with ``E[M] ⊗ E[x xᵀ]``; where it does not apply, the reason."""
     try:
         factors = kronecker_factors(context.problem, layers=[layer])[layer]
     except Inapplicable as error:
@@ -89,8 +89,8 @@ def compute(context: Context, layer: str) -> Outcome[Finding[LayerFindings]]:
 
 
 def _correspondences(factors: KroneckerFactors, vectors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Both sides of the true and of the approximate eigenvectors (DH def. 4.3)."""
-    found = {}
+    """Correspondence matrices of both kinds of eigenvectors with both factors (DH def. 4.3)."""
+    patterns = {}
     for side, matrix in (
         ("input", factors.autocorrelation),
         ("output", factors.output_hessian),
@@ -98,12 +98,12 @@ def _correspondences(factors: KroneckerFactors, vectors: dict[str, Tensor]) -> d
         basis = torch.linalg.eigh(matrix.double())[1].flip(1)[:, :_ROWS].to(matrix.dtype)
         for name, columns in vectors.items():
             pattern = correspondence(columns, basis, side=side).matrix
-            found[f"{name} {side}"] = pattern.cpu().float()
-    return found
+            patterns[f"{name} {side}"] = pattern.cpu().float()
+    return patterns
 
 
 def _columns(findings: LayerFindings) -> Check:
-    """A column of a correspondence matrix is a share of a unit vector."""
+    """No column of a correspondence matrix sums to more than one."""
     most = max(float(each.double().sum(0).max()) for each in findings.correspondences.values())
     return Check(
         f"columns of the correspondence matrices of {findings.name or 'the layer'} sum to at most "

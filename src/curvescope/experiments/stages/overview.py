@@ -1,4 +1,4 @@
-"""What is looked at: sizes, losses and errors, before any curvature."""
+"""The first stage: sizes of the network, losses and errors, norms of weights and gradient."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STEPS = 4
 
 @dataclass(frozen=True)
 class SplitFit:
-    """Mean loss, and share of wrong answers where the loss has right ones."""
+    """Mean loss, and error rate where the loss defines one."""
 
     samples: int
     loss: AnyFloat
@@ -30,11 +30,11 @@ class SplitFit:
 
 @dataclass(frozen=True)
 class Overview:
-    """What an analysis is about."""
+    """The network, its sizes and norms, and how it fits each split."""
 
     parameters: int
     outputs: int
-    classes: int | None  # that the loss tells apart; None for a loss without classes
+    classes: int | None  # of the loss; None if it has none
     layers: dict[str, int]  # parameters of each
     weight_norm: float
     gradient_norm: float
@@ -43,7 +43,7 @@ class Overview:
 
     @property
     def fits(self) -> dict[str, SplitFit]:
-        """The fit on each split that there is."""
+        """The fit on each split that was measured."""
         splits = {"train": self.train, "test": self.test}
         return {name: fit for name, fit in splits.items() if fit is not None}
 
@@ -70,7 +70,7 @@ def _slope(problem: Problem, gradient: Tensor) -> Check:
 
     With the slopes ``s₊`` and ``s₋`` to both sides over a step ``h``, curvature and kinks move the
     central difference from the derivative by at most about ``(s₊ − s₋)/2``, and rounding by that of
-    the losses over ``h``. Of several steps the one with the least of both counts.
+    the losses over ``h``. Of several steps, the one with the smallest sum of both is taken.
     """
     norm, size = float(gradient.norm()), weight_norms(problem).norm or 1.0
     if norm == 0:
@@ -116,10 +116,10 @@ def _fit(problem: Problem) -> SplitFit:
 
 
 def _size(problem: Problem, layer: str) -> int:
-    """The variables that a layer owns itself."""
+    """The number of a layer's variables, without those of its submodules."""
     shapes = problem.params.shapes
-    own = (name for name in problem.params.resolve(layer) if name.rpartition(".")[0] == layer)
-    return sum(shapes[name].numel() for name in own)
+    names = (name for name in problem.params.resolve(layer) if name.rpartition(".")[0] == layer)
+    return sum(shapes[name].numel() for name in names)
 
 
 def outputs(problem: Problem) -> int:

@@ -1,4 +1,4 @@
-"""What an analysis consists of: its stages in order, each with its result and what computes it."""
+"""The stages of an analysis in order, each with the type and the function of its result."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any
 
 from curvescope.errors import CurvescopeError
+from curvescope.experiments.best_values import Summary
 from curvescope.experiments.configuration import Analysis
-from curvescope.experiments.known import Summary
 from curvescope.experiments.stages import (
     class_layers,
     class_structure,
@@ -30,7 +30,7 @@ _OURS = ("overview", "sharpness", "spectrum", "layer", "classes", "summary")
 
 @dataclass(frozen=True)
 class Part:
-    """A stage: its name, the type of its result, and what computes it."""
+    """A stage: its name, the type of its result, and the function that computes it."""
 
     name: str
     kind: Any
@@ -39,12 +39,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Extra(Part):
-    """A stage of one's own, after all others, and the section of the report that shows it.
+    """A stage of the user, after those of the library, and the section of the report that shows it.
 
     Args:
         name: Of the stage and its folder.
-        kind: What the stage results in: a frozen dataclass of numbers, texts and tensors.
-        compute: Is given the problem and what earlier stages have found, and returns the result.
+        kind: The type of the result: a frozen dataclass of numbers, texts and tensors.
+        compute: Returns the result, from the problem and the results of earlier stages.
         section: Makes a :class:`curvescope.reports.blocks.Section` of the result, without the
             model.
     """
@@ -52,7 +52,7 @@ class Extra(Part):
     section: Callable[[Any], Any]
 
     def __post_init__(self) -> None:
-        """Refuse a name that would be taken for a stage of the library."""
+        """Refuse a name that could be confused with a stage of the library."""
         if self.name.partition("-")[0] in _OURS:
             rule = "`name` must not begin with that of one of curvescope's own stages"
             raise CurvescopeError("Extra", rule, given=repr(self.name))
@@ -88,7 +88,7 @@ def parts_of(chosen: Sequence[str], *, classes: bool) -> list[Part]:
 
 
 def kinds_of(config: Analysis, extra: Sequence[Extra] = ()) -> dict[str, Any]:
-    """What each stage of a run results in, by its name.
+    """The type of each stage's result, by the stage's name.
 
     Args:
         config: Of the run.
@@ -108,7 +108,7 @@ def kinds_of(config: Analysis, extra: Sequence[Extra] = ()) -> dict[str, Any]:
 
 
 def check_extra(config: Analysis, extra: Sequence[Extra]) -> None:
-    """Refuse stages of one's own that are not those of a run."""
+    """Refuse user stages that are not those of the run, or whose code has changed."""
     for part in extra:
         there = config.extra.get(part.name)
         if there is None:
@@ -122,8 +122,8 @@ def check_extra(config: Analysis, extra: Sequence[Extra]) -> None:
 def stage_name(kind: str, layer: str) -> str:
     """A folder's name for a layer's stage; no two layers have the same one.
 
-    What a folder's name should not hold stands there by its code, between two tildes; of a very
-    long name the beginning and a digest.
+    Characters that a folder's name should not hold are written as their codes between tildes; a
+    very long name is cut and ends in a digest.
 
     >>> stage_name("layer", "block1.conv1"), stage_name("layer", "a b"), stage_name("layer", "")
     ('layer-block1.conv1', 'layer-a~20~b', 'layer-~')

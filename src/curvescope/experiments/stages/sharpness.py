@@ -1,4 +1,4 @@
-"""The usual measures of sharpness and what they are measured beside (SH-1)."""
+"""The sharpness report of the network, in each mode of its batch norms."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ NAME = "sharpness"
 
 @dataclass(frozen=True)
 class Sharpness:
-    """A report for each mode of the batch norms, the problem's own first."""
+    """A report for each mode of the batch norms, that of the problem first."""
 
     reports: tuple[SharpnessReport, ...]
 
     @property
-    def own(self) -> SharpnessReport:
-        """The report in the problem's own mode."""
+    def primary(self) -> SharpnessReport:
+        """The report in the mode of the problem."""
         return self.reports[0]
 
 
@@ -47,5 +47,5 @@ def _report(context: Context, problem: Problem, test: Problem | None) -> Sharpne
 
 
 def sharpness_of(run: RunDirectory) -> Sharpness | None:
-    """What a run has measured; None while it has not."""
+    """The sharpness of a run; None while its stage is not finished."""
     return run.result(NAME, Sharpness) if run.has(NAME) else None

@@ -2,8 +2,8 @@
 
 The eigenpairs of largest magnitude are taken out exactly (TR fig. 17), the rest is sampled by
 stochastic Lanczos quadrature (TR alg. 3). Trace and Frobenius norm come from probes of their own,
-so that the density can be held against them, and all of them against the exact eigenvalues. Which
-of them is shown is decided in :mod:`curvescope.experiments.known`.
+so that the density can be held against them, and all of them against the exact eigenvalues. The
+values that are shown are chosen in :mod:`curvescope.experiments.best_values`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Spectrum:
     degenerate: Number  # the mass of the Ritz value nearest zero (FF App. D)
     products: int
     converged: bool  # whether the residuals of all outliers are small
-    no_diagonal: bool  # whether E is known to have none, so that tr H = tr G
+    no_diagonal: bool  # whether E is proved to have none, so that tr H = tr G
     rank: int | None  # what the rank is at most, from a Gram form
     precision: float  # of a product: the distance from 1 to the next number
     log_distance: AnyFloat | None  # from the density to all eigenvalues, in log|λ|
@@ -125,13 +125,13 @@ def _distance(measure: SpectralMeasure, exact: ExactSpectrum) -> float:
 
 
 def _rows(A: LinearOperator) -> int:
-    """How large the smaller of the matrix and its Gram form is."""
+    """The number of rows of the matrix or of its Gram form, whichever is smaller."""
     rank = _rank(A)
     return A.shape[0] if rank is None else min(A.shape[0], rank)
 
 
 def _rank(A: LinearOperator) -> int | None:
-    """The rows of a Gram form, which the rank cannot exceed."""
+    """An upper bound on the rank: the rows of a Gram form."""
     dual = A.dual()
     return None if dual is None else dual.size
 

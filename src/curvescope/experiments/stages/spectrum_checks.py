@@ -1,4 +1,4 @@
-"""Whether the numbers of one spectrum agree: estimates with each other, and with what is exact."""
+"""Self-checks of one spectrum: estimates against each other and against exact eigenvalues."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ if TYPE_CHECKING:
 
 
 def checks(spectrum: Spectrum, pairs: EigenPairs) -> tuple[Check, ...]:
-    """Trace and norm in all ways that were taken, and the outliers.
+    """Trace and norm from all estimates, and the outliers.
 
-    The density, XTrace and Hutch++ draw probes of their own. Where all eigenvalues are known, each
-    of them is held against these; else against each other.
+    The density, XTrace and Hutch++ draw independent probes. Each is compared with all eigenvalues
+    where these were computed, else with the others.
     """
     name, measure, exact = spectrum.name, spectrum.measure, spectrum.exact
     norm = float(measure.outliers.abs().max())
     traces = {"from the density": power_sum(measure, 1), "by XTrace": spectrum.trace}
     squares = {"from the density": power_sum(measure, 2), "by Hutch++": squared(spectrum.frobenius)}
-    found = [_converged(name, pairs)]
+    results = [_converged(name, pairs)]
     if exact is None:
         return (
-            *found,
+            *results,
             agree(f"tr {name}", traces, scale=norm),
             agree(f"‖{name}‖_F²", squares),
         )
     total = {"from all eigenvalues": Number(float(exact.values.sum()))}
     total_square = {"from all eigenvalues": Number(float(exact.values.square().sum()))}
     for way, number in traces.items():
-        found.append(agree(f"tr {name}", {way: number, **total}, scale=norm))
+        results.append(agree(f"tr {name}", {way: number, **total}, scale=norm))
     for way, number in squares.items():
-        found.append(agree(f"‖{name}‖_F²", {way: number, **total_square}))
-    return (*found, _outliers(spectrum, exact))
+        results.append(agree(f"‖{name}‖_F²", {way: number, **total_square}))
+    return (*results, _outliers(spectrum, exact))
 
 
 def power_sum(measure: SpectralMeasure, k: int) -> Number:
@@ -50,10 +50,10 @@ def power_sum(measure: SpectralMeasure, k: int) -> Number:
     variance has the degrees of freedom of ``(Σ λ²ᵏ)² / Σ λ⁴ᵏ`` squares for each probe.
     """
     n, moment = measure.dimension, measure.moment(k)
-    known = measure.outliers.double()
+    outliers = measure.outliers.double()
 
     def rest(power: int) -> float:
-        return n * measure.moment(power).value - float((known**power).sum())
+        return n * measure.moment(power).value - float((outliers**power).sum())
 
     variance = 2 * max(rest(2 * k) - rest(k) ** 2 / n, 0.0) / moment.probes
     fourth = rest(4 * k)

@@ -1,10 +1,10 @@
-"""The last stage: the best known values, and what the stages say of each other."""
+"""The last stage: the best values, and checks of the stages against each other."""
 
 from __future__ import annotations
 
 from math import hypot
 
-from curvescope.experiments import known
+from curvescope.experiments.best_values import Summary, best_values_of
 from curvescope.experiments.checks import Check, Number, agree
 from curvescope.experiments.quantities import end_of_pairs, exact_end
 from curvescope.experiments.stages import class_structure, sharpness, spectra
@@ -16,11 +16,11 @@ from curvescope.flatness.measures import CurvatureMeasures
 from curvescope.flatness.report import SharpnessReport
 
 
-def compute(context: Context) -> Outcome[known.Summary]:
-    """Identities between matrices that were measured apart; no product."""
+def compute(context: Context) -> Outcome[Summary]:
+    """The best values, checked by identities between matrices; needs no products."""
     run = context.run
     measured = spectra.spectra_of(run)
-    report = run.result(sharpness.NAME, sharpness.Sharpness).own
+    report = run.result(sharpness.NAME, sharpness.Sharpness).primary
     checks = [
         _sum_of_traces(measured),
         *_sharpness(report, measured),
@@ -28,7 +28,7 @@ def compute(context: Context) -> Outcome[known.Summary]:
         _weyl(measured),
     ]
     products = sum(spectrum.products for spectrum in measured.values())
-    return Outcome(known.Summary(known.of(measured, report), products), tuple(checks))
+    return Outcome(Summary(best_values_of(measured, report), products), tuple(checks))
 
 
 def _sum_of_traces(measured: dict[str, Spectrum]) -> Check:
@@ -58,8 +58,8 @@ def _probes(number: Number) -> int:
 
 
 def _sharpness(report: SharpnessReport, measured: dict[str, Spectrum]) -> list[Check]:
-    """The sharpness report, where it has probes and searches of its own, against the spectra."""
-    found = []
+    """The sharpness report against the spectra, where its probes and searches are independent."""
+    checks = []
     for name, measures in (("H", report.hessian), ("G", report.gauss_newton)):
         spectrum, tr = measured[name], measures.trace
         if tr.stderr and not (name == "H" and spectrum.no_diagonal):  # it is that of G then
@@ -69,18 +69,18 @@ def _sharpness(report: SharpnessReport, measured: dict[str, Spectrum]) -> list[C
                 words: trace,
             }
             scale = float(spectrum.measure.outliers.abs().max())
-            found.append(agree(f"tr {name}", ways, scale=scale))
-        found += _ends(name, measures, spectrum)
-    return found
+            checks.append(agree(f"tr {name}", ways, scale=scale))
+        checks += _ends(name, measures, spectrum)
+    return checks
 
 
 def _ends(name: str, measures: CurvatureMeasures, spectrum: Spectrum) -> list[Check]:
-    """The ends of the spectrum, searched from there, against other ways to them.
+    """``λ_max`` and ``λ_min`` by their searches against an independent value.
 
-    The other way is all eigenvalues, or the search by magnitude where it reached that end.
+    That is from all eigenvalues, or from the search by magnitude where it reached that end.
     """
-    found = []
-    for end, own, upper in (
+    checks = []
+    for end, estimate, upper in (
         ("λ_max", measures.largest, True),
         ("λ_min", measures.smallest, False),
     ):
@@ -88,13 +88,13 @@ def _ends(name: str, measures: CurvatureMeasures, spectrum: Spectrum) -> list[Ch
         if other is None:
             other = end_of_pairs(spectrum, upper=upper)
             words = "among those of largest magnitude"
-        if other.how not in ("exact", "converged") or own.bias == 0:
+        if other.how not in ("exact", "converged") or estimate.bias == 0:
             continue  # a bound, or nothing was searched for
-        ways = {"searched for": Number(own.value), words: Number(other.value)}
+        ways = {"searched for": Number(estimate.value), words: Number(other.value)}
         scale = float(spectrum.measure.outliers.abs().max())
-        slack = own.bias + other.error
-        found.append(agree(f"{end}({name})", ways, scale=scale, slack=slack))
-    return found
+        slack = estimate.bias + other.error
+        checks.append(agree(f"{end}({name})", ways, scale=scale, slack=slack))
+    return checks
 
 
 def _gram_forms(run: RunDirectory, G: Spectrum) -> list[Check]:

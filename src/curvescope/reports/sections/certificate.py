@@ -31,18 +31,27 @@ def of_folder(folder: Path) -> Section | None:
     if not (folder / FILE).is_file():
         return None
     try:
-        found = Certificate.load(folder / FILE)
+        certificate = Certificate.load(folder / FILE)
     except CurvescopeError as error:
-        return Section("certificate", "Certificate", f"THE FILE IS REFUSED: {error}", EXPECTED)
-    blocks: list[Block] = [_numbers(found), Text(found.statement), _verification(found)]
-    if len(found.history) > 1:
-        blocks.append(_history(found))
+        return Section("certificate", "Certificate", f"THE FILE IS REFUSED: {error}", CLAIM)
+    blocks: list[Block] = [
+        _numbers(certificate),
+        Text(certificate.statement),
+        _verification(certificate),
+    ]
+    if len(certificate.history) > 1:
+        blocks.append(_history(certificate))
     return Section(
-        "certificate", "Certificate", _seen(found), EXPECTED, blocks, verdict=verdict(found)
+        "certificate",
+        "Certificate",
+        _observation(certificate),
+        CLAIM,
+        blocks,
+        assessment=assessment(certificate),
     )
 
 
-EXPECTED = (
+CLAIM = (
     "A posterior whose variances are diagonal in the eigenbasis of each layer’s Hessian gives a "
     "smaller bound than one in the standard basis, because the variance can be large along flat "
     "directions and small along sharp ones (Wu et al., “Dissecting Hessian”, sec. 6 and table 1)."
@@ -55,33 +64,34 @@ _BASES = {
 }
 
 
-def verdict(found: Certificate) -> str:
+def assessment(certificate: Certificate) -> str:
     """Which of the two bases this certificate has; the other one was not tried."""
-    basis = found.method.basis
+    basis = certificate.method.basis
     words = _BASES.get(basis, f"in the basis called {basis}")
     return f"The posterior’s variances are diagonal {words}; no other basis was tried."
 
 
-def _seen(found: Certificate) -> str:
-    worth = ", which says nothing" if found.vacuous else ""
-    holds = "" if found.verify().passed else "; BUT ITS ARITHMETIC DOES NOT HOLD"
+def _observation(certificate: Certificate) -> str:
+    worth = ", which says nothing" if certificate.vacuous else ""
+    holds = "" if certificate.verify().passed else "; BUT ITS ARITHMETIC DOES NOT HOLD"
     return (
-        f"The stochastic network errs on at most {percent_upwards(found.bound)} of new examples "
-        f"with probability {found.confidence.level}{worth}; on the {found.samples:,} examples it "
-        f"errs on {percent(found.empirical_error)}{holds}."
+        "The stochastic network errs on at most "
+        f"{percent_upwards(certificate.bound)} of new examples with probability "
+        f"{certificate.confidence.level}{worth}; on the {certificate.samples:,} examples it errs "
+        f"on {percent(certificate.empirical_error)}{holds}."
     )
 
 
-def _numbers(found: Certificate) -> Table:
-    orientation = found.orientation
+def _numbers(certificate: Certificate) -> Table:
+    orientation = certificate.orientation
     rows = [
-        ["bound on the error", percent_upwards(found.bound)],
-        ["confidence", f"{found.confidence.level}"],
-        ["error on the examples, by draws", percent(found.empirical_error)],
-        ["its upper bound", percent_upwards(found.error_bound)],
-        ["KL(Q‖P)", short(found.kl, 6)],
-        ["examples", f"{found.samples:,}"],
-        ["draws", f"{found.draws.count:,}"],
+        ["bound on the error", percent_upwards(certificate.bound)],
+        ["confidence", f"{certificate.confidence.level}"],
+        ["error on the examples, by draws", percent(certificate.empirical_error)],
+        ["its upper bound", percent_upwards(certificate.error_bound)],
+        ["KL(Q‖P)", short(certificate.kl, 6)],
+        ["examples", f"{certificate.samples:,}"],
+        ["draws", f"{certificate.draws.count:,}"],
         [
             "error at the posterior mean, training data (not certified)",
             percent(orientation.mean_train),
@@ -94,18 +104,18 @@ def _numbers(found: Certificate) -> Table:
     return Table("The certificate in numbers", ["", "value"], rows)
 
 
-def _verification(found: Certificate) -> Table:
+def _verification(certificate: Certificate) -> Table:
     """What can be checked without model and data."""
     rows = [
         [check.what, "holds" if check.passed else "DOES NOT HOLD", check.detail]
-        for check in found.verify().checks
+        for check in certificate.verify().checks
     ]
     head = ["check", "verdict", "numbers"]
     return Table("Verification of the arithmetic", head, rows, prose=True, folded=True)
 
 
-def _history(found: Certificate) -> Chart:
-    epochs = [point.epoch for point in found.history]
+def _history(certificate: Certificate) -> Chart:
+    epochs = [point.epoch for point in certificate.history]
     title = "The bound while the posterior was optimized"
-    curve = Curve.of("bound", epochs, [point.bound for point in found.history])
+    curve = Curve.of("bound", epochs, [point.bound for point in certificate.history])
     return Chart("certificate", title, Panel(title, "epoch", "bound", (curve,)))

@@ -1,4 +1,4 @@
-"""What the classes do to every layer: features, errors, KFAC and CFAC."""
+"""Pictures of the class structure of each layer: features, errors, KFAC and CFAC."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OPEN = 1
 
 
 def layers_table(layers: Sequence[ClassLayerFindings]) -> Table:
-    """Outliers and separation of features and errors, and how near KFAC and CFAC are to G."""
+    """Outliers and separation of features and errors, and the distances of KFAC and CFAC from G."""
     rows = []
     for layer in layers:
         features, errors = layer.moments["features"], layer.moments["errors"]
@@ -59,7 +59,7 @@ def layer_fold(layer: ClassLayerFindings, index: int, layers: int) -> Fold:
 
 
 def _below(layer: ClassLayerFindings) -> str:
-    """What a logarithmic axis cannot show."""
+    """A note on the eigenvalues that the logarithmic axis cannot show."""
     if not layer.below:
         return ""
     shares = ", ".join(f"{percent(share)} of {name}" for name, share in layer.below.items())

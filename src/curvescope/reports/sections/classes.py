@@ -16,9 +16,9 @@ from curvescope.reports.sections.class_pictures import (
 )
 from curvescope.reports.sections.subject import count, listed
 
-_SHOWN = 150
+_BARS = 150
 _SAME = 0.005
-"""A relative distance that is none."""
+"""Relative distances up to this one count as zero."""
 _WORDS = {
     "global": "global mean",
     "class": "class means",
@@ -38,7 +38,7 @@ _DASHES = {"class": "2 4", "cross": "8 4", "within": ""}
 
 
 def build(run: RunDirectory) -> Section | None:
-    """The class structure of G and of the layers, as far as it is finished."""
+    """The section of the class structure of G and of the layers; None while neither is finished."""
     if not run.has("classes"):
         return None
     finding = run.result("classes", Finding[ClassFindings])
@@ -61,14 +61,14 @@ def build(run: RunDirectory) -> Section | None:
     return Section(
         "classes",
         "Classes",
-        _seen(whole, layers),
-        _expected(whole),
+        _observation(whole, layers),
+        _claim(whole),
         blocks,
-        verdict=_verdict(whole, layers),
+        assessment=_assessment(whole, layers),
     )
 
 
-def _seen(whole: ClassFindings | None, layers: Sequence[ClassLayerFindings]) -> str:
+def _observation(whole: ClassFindings | None, layers: Sequence[ClassLayerFindings]) -> str:
     text = ""
     if whole is not None:
         makers = [
@@ -91,7 +91,7 @@ def _better(layers: Sequence[ClassLayerFindings]) -> int:
     return sum(layer.errors["CFAC"].frobenius < layer.errors["KFAC"].frobenius for layer in layers)
 
 
-def _expected(whole: ClassFindings | None) -> str:
+def _claim(whole: ClassFindings | None) -> str:
     C = "C" if whole is None else str(whole.attribution.classes)
     means = "C − 1" if whole is None else str(whole.attribution.classes - 1)
     cross = "C(C − 1)" if whole is None else str(int(C) * (int(C) - 1))
@@ -104,8 +104,8 @@ def _expected(whole: ClassFindings | None) -> str:
     )
 
 
-def _verdict(whole: ClassFindings | None, layers: Sequence[ClassLayerFindings]) -> str:
-    """How far the run is as the paper has it."""
+def _assessment(whole: ClassFindings | None, layers: Sequence[ClassLayerFindings]) -> str:
+    """How far the run agrees with the paper."""
     parts = []
     if whole is not None:
         C = whole.attribution.classes

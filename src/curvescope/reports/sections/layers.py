@@ -18,8 +18,8 @@ _OPEN = 2
 
 
 def build(run: RunDirectory) -> Section | None:
-    """The layers that are finished."""
-    found: list[LayerFindings] = []
+    """The section of the layers whose stages are finished."""
+    findings: list[LayerFindings] = []
     reasons: list[str] = []
     for name in run.stages:
         if name.startswith("layer-"):
@@ -27,27 +27,34 @@ def build(run: RunDirectory) -> Section | None:
             if finding.value is None:
                 reasons.append(f"{finding.subject}: {finding.left_out}")
             else:
-                found.append(finding.value)
-    if not found and not reasons:
+                findings.append(finding.value)
+    if not findings and not reasons:
         return _without_layers(run)
     k = _dimension(run)
     blocks: list[Block] = []
-    if found:
-        blocks.append(_table(found, k))
-        blocks += [_fold(layer, index) for index, layer in enumerate(found)]
+    if findings:
+        blocks.append(_table(findings, k))
+        blocks += [_fold(layer, index) for index, layer in enumerate(findings)]
     blocks += [Text(f"Left out: {reason}") for reason in reasons]
     expected = _EXPECTED + (_BATCH_NORM if has_batch_norm(run) else "")
     return Section(
-        "layers", "Layers", _seen(found, k), f"{expected}.", blocks, verdict=_verdict(found, k)
+        "layers",
+        "Layers",
+        _observation(findings, k),
+        f"{expected}.",
+        blocks,
+        assessment=_assessment(findings, k),
     )
 
 
 def _without_layers(run: RunDirectory) -> Section | None:
-    """A run that is past its layers and had none says so."""
+    """A sentence instead, for a run that is past its layers and had none."""
     if run.config.layers or not run.has("summary"):
         return None
-    seen = "There is no layer to look into: none was chosen, or none is linear or convolutional."
-    return Section("layers", "Layers", seen, f"{_EXPECTED}.")
+    observation = (
+        "There is no layer to look into: none was chosen, or none is linear or convolutional."
+    )
+    return Section("layers", "Layers", observation, f"{_EXPECTED}.")
 
 
 _EXPECTED = (
@@ -60,14 +67,14 @@ _BATCH_NORM = "; with batch norm all of this is weaker (sec. 5.3)"
 _ALIGNED = 0.964
 
 
-def _seen(found: Sequence[LayerFindings], k: int) -> str:
-    if not found:
+def _observation(findings: Sequence[LayerFindings], k: int) -> str:
+    if not findings:
         return "No layer allows a Kronecker factorization; the reasons are below."
-    ratios = [ratio for layer in found if (ratio := _ratio(layer)) is not None]
-    overlaps = [_at(layer, k) for layer in found]
-    ranks = [float(layer.ratio[:k].mean()) for layer in found]
+    ratios = [ratio for layer in findings if (ratio := _ratio(layer)) is not None]
+    overlaps = [_at(layer, k) for layer in findings]
+    ranks = [float(layer.ratio[:k].mean()) for layer in findings]
     top = "top eigenvectors" if k == 1 else f"top eigenspaces of dimension {k}"
-    text = f"In {count(len(found), 'layer')}, "
+    text = f"In {count(len(findings), 'layer')}, "
     if ratios:
         text += (
             f"the Kronecker product puts the largest eigenvalue at {span(ratios)} times the true "
@@ -79,18 +86,18 @@ def _seen(found: Sequence[LayerFindings], k: int) -> str:
     )
 
 
-def _verdict(found: Sequence[LayerFindings], k: int) -> str:
+def _assessment(findings: Sequence[LayerFindings], k: int) -> str:
     """In how many layers the paper's statements hold."""
-    if not found:
+    if not findings:
         return ""
-    ratios = [ratio for layer in found if (ratio := _ratio(layer)) is not None]
+    ratios = [ratio for layer in findings if (ratio := _ratio(layer)) is not None]
     near = sum(0.5 <= ratio <= 2 for ratio in ratios)
-    overlapping = sum(_at(layer, k) >= 0.5 for layer in found)
-    aligned = sum(layer.alignment >= _ALIGNED for layer in found)
+    overlapping = sum(_at(layer, k) >= 0.5 for layer in findings)
+    aligned = sum(layer.alignment >= _ALIGNED for layer in findings)
     return (
         f"The largest eigenvalue is right within a factor of two in {near} of {len(ratios)} "
-        f"layers, the overlap is at least one half in {overlapping} of {len(found)}, and "
-        f"(v₁ᵀÊ[x])² is at least {_ALIGNED} in {aligned} of {len(found)}."
+        f"layers, the overlap is at least one half in {overlapping} of {len(findings)}, and "
+        f"(v₁ᵀÊ[x])² is at least {_ALIGNED} in {aligned} of {len(findings)}."
     )
 
 
@@ -111,7 +118,7 @@ def _at(layer: LayerFindings, k: int) -> float:
     return float(layer.overlap[min(k, len(layer.overlap)) - 1])
 
 
-def _table(found: Sequence[LayerFindings], k: int) -> Table:
+def _table(findings: Sequence[LayerFindings], k: int) -> Table:
     rows = [
         [
             layer.name or "the model itself",
@@ -124,7 +131,7 @@ def _table(found: Sequence[LayerFindings], k: int) -> Table:
             factor(layer.spectral_ratio),
             factor(layer.dominance),
         ]
-        for layer in found
+        for layer in findings
     ]
     head = [
         "layer",
@@ -163,19 +170,19 @@ def _heat(layer: LayerFindings, id: str, name: str, side: str) -> Pair:
         panel = pictures.correspondence(layer, kind, side)
         caption = f"{name}: {words} eigenvectors and {symbol}"
         rows, columns = layer.correspondences[f"{kind} {side}"].shape
-        shown = (
+        note = (
             f"Shown: {_first(columns, layer.outputs * layer.inputs)} {words} eigenvectors against "
             f"{_first(rows, size)} of {symbol}."
         )
         axes = replace(
             panel, title=caption, xlabel=f"{words} eigenvector", ylabel=f"eigenvector of {symbol}"
         )
-        pair.append(Chart(f"{id}-{kind}-{side}", caption, axes, shown))
+        pair.append(Chart(f"{id}-{kind}-{side}", caption, axes, note))
     return Pair(pair)
 
 
 def _first(some: int, whole: int) -> str:
-    """How many of how many.
+    """The first ``some`` of ``whole``, in words.
 
     >>> _first(20, 3000), _first(6, 6)
     ('the first 20 of 3,000', 'all 6')

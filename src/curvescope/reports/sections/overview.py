@@ -1,19 +1,19 @@
-"""What was looked at, how well it fits, and how sharp it is."""
+"""The overview: the network, how well it fits, and how sharp its minimum is."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from curvescope._numbers import percent, short
-from curvescope.experiments.known import Table as Values
-from curvescope.experiments.known import known, of
+from curvescope.experiments.best_values import Table as Values
+from curvescope.experiments.best_values import best_values, best_values_of
 from curvescope.experiments.quantities import (
     LARGEST,
     LOG_DETERMINANT,
     QUANTITIES,
     SMALL,
     TRACE,
-    Known,
+    Value,
 )
 from curvescope.experiments.stages.overview import Overview
 from curvescope.experiments.stages.sharpness import sharpness_of
@@ -26,17 +26,17 @@ _NAMES = {"H": "H (Hessian)", "G": "G (Gauss–Newton)", "E": "E = H − G"}
 
 
 def build(run: RunDirectory) -> Section | None:
-    """The overview, as soon as its stage is finished."""
+    """The section; None while the stage is not finished."""
     if not run.has("overview"):
         return None
-    found, table = run.result("overview", Overview), known(run)
-    blocks: list[Block] = [_fits(found)]
+    overview, table = run.result("overview", Overview), best_values(run)
+    blocks: list[Block] = [_fits(overview)]
     if table:
         blocks += [*_measures(run, table), Text(_HOW)]
     if (measured := sharpness_of(run)) is not None:
-        blocks.append(_norms(measured.own, found.gradient_norm, table))
-    blocks.append(_layers(found.layers))
-    return Section("overview", "Overview", _seen(found, table), _expected(run), blocks)
+        blocks.append(_norms(measured.primary, overview.gradient_norm, table))
+    blocks.append(_layers(overview.layers))
+    return Section("overview", "Overview", _observation(overview, table), _claim(run), blocks)
 
 
 _HOW = (
@@ -46,13 +46,13 @@ _HOW = (
 )
 
 
-def _seen(found: Overview, table: Values) -> str:
-    text = f"The network has {found.parameters:,} parameters and a training loss of "
-    text += short(found.train.loss)
-    if found.test is not None:
-        text += f", against {short(found.test.loss)} on the test data"
-        if found.test.error is not None:
-            text += f", where it errs on {percent(found.test.error)}"
+def _observation(overview: Overview, table: Values) -> str:
+    text = f"The network has {overview.parameters:,} parameters and a training loss of "
+    text += short(overview.train.loss)
+    if overview.test is not None:
+        text += f", against {short(overview.test.loss)} on the test data"
+        if overview.test.error is not None:
+            text += f", where it errs on {percent(overview.test.error)}"
     row = table.get("H", {})
     if LARGEST in row and TRACE in row:
         text += (
@@ -62,8 +62,8 @@ def _seen(found: Overview, table: Values) -> str:
     return text + "."
 
 
-def _expected(run: RunDirectory) -> str:
-    """The paper's argument is one about cross-entropy; the other holds for any loss."""
+def _claim(run: RunDirectory) -> str:
+    """For cross-entropy the paper's argument; for other losses, one that holds for any loss."""
     if classes_of(run) is None:
         return (
             "Sharpness alone says little: with two weights in a chain, one times α and the other "
@@ -78,14 +78,14 @@ def _expected(run: RunDirectory) -> str:
     )
 
 
-def _fits(found: Overview) -> Table:
+def _fits(overview: Overview) -> Table:
     rows = [
         [split, f"{fit.samples:,}", short(fit.loss), percent(fit.error)]
-        for split, fit in found.fits.items()
+        for split, fit in overview.fits.items()
     ]
-    if found.test is not None:
-        gap = found.test.loss - found.train.loss
-        errors = found.test.error, found.train.error
+    if overview.test is not None:
+        gap = overview.test.loss - overview.train.loss
+        errors = overview.test.error, overview.train.error
         difference = None if None in errors else errors[0] - errors[1]  # type: ignore[operator]
         rows.append(["gap", "", short(gap), percent(difference)])
     return Table("Fit", ["split", "samples", "loss", "error"], rows)
@@ -95,11 +95,11 @@ def _measures(run: RunDirectory, table: Values) -> list[Table]:
     """A column for each matrix; with batch norms, a second table for their other mode."""
     tables = {"": table}
     if (measured := sharpness_of(run)) is not None:
-        own, *others = measured.reports
+        primary, *others = measured.reports
         if others:
-            tables = {f", batch norm in {own.mode} mode": table}
+            tables = {f", batch norm in {primary.mode} mode": table}
         for report in others:
-            tables[f", batch norm in {report.mode} mode"] = of({}, report)
+            tables[f", batch norm in {report.mode} mode"] = best_values_of({}, report)
     return [
         Table(
             f"Measures of sharpness{words}",
@@ -115,8 +115,8 @@ def _measures(run: RunDirectory, table: Values) -> list[Table]:
     ]
 
 
-def cell(quantity: str, value: Known | None) -> str:
-    """A best known value for a table; shares in per cent."""
+def cell(quantity: str, value: Value | None) -> str:
+    """A value as the cell of a table; shares in per cent."""
     if value is None:
         return "–"
     if quantity == SMALL:

@@ -1,4 +1,4 @@
-"""How the numbers came about, and whether they agree with each other."""
+"""The provenance of the numbers, and whether they agree with each other."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def build(run: RunDirectory) -> Section:
     blocks.append(_times(stages, run))
     blocks.append(settings_table(io.encode(run.config)[0]))
     blocks += _environments(stages)
-    seen = _seen(len(checks), failed, run)
-    authority = "What it should be."
-    return Section("provenance", "Provenance", seen, _EXPECTED, blocks, authority)
+    observation = _observation(len(checks), failed, run)
+    source = "What it should be."
+    return Section("provenance", "Provenance", observation, _CLAIM, blocks, source)
 
 
-def _seen(count: int, failed: int, run: RunDirectory) -> str:
+def _observation(count: int, failed: int, run: RunDirectory) -> str:
     text = f"Of {count} self-checks, {count - failed} agree"
     text += f" and {failed} {'does' if failed == 1 else 'do'} not." if failed else "."
     if failed and run.config.dtype == "float32":
@@ -39,7 +39,7 @@ def _seen(count: int, failed: int, run: RunDirectory) -> str:
     return text
 
 
-_EXPECTED = (
+_CLAIM = (
     "Numbers that can be had in two independent ways must agree: sampled ones within four standard "
     "errors, widened where few probes were drawn, so that a sound run fails about one check in "
     "sixteen thousand; the others within their residuals."

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from curvescope._numbers import percent, short
-from curvescope.experiments.known import Table as Values
-from curvescope.experiments.known import known
-from curvescope.experiments.quantities import FROBENIUS, LARGEST, SMALL, SMALLEST, Known
+from curvescope.experiments.best_values import Table as Values
+from curvescope.experiments.best_values import best_values
+from curvescope.experiments.quantities import FROBENIUS, LARGEST, SMALL, SMALLEST, Value
 from curvescope.experiments.stages.spectra import Spectrum, spectra_of
 from curvescope.experiments.store import RunDirectory
 from curvescope.figures import stages as pictures
@@ -18,35 +18,35 @@ from curvescope.reports.blocks import Block, Chart, Section, Table, Text
 from curvescope.reports.sections.subject import classes_of, listed, ordinal
 
 _GAP = 1.5
-"""From one eigenvalue to the next, a factor that is called a gap."""
+"""The least factor between neighboring eigenvalues that is called a gap."""
 _CLOSE = 0.1
 """Outliers of H and G that differ by less, relative to the larger, are called the same."""
 
 
 def build(run: RunDirectory) -> Section | None:
-    """The spectra that are finished."""
-    found = spectra_of(run)
-    if not found:
+    """The section of the finished spectra; None while there are none."""
+    spectra = spectra_of(run)
+    if not spectra:
         return None
-    table, classes = known(run), classes_of(run)
-    drawn = pictures.spectra_panel(found, title="Spectral densities of H, G and E")
+    table, classes = best_values(run), classes_of(run)
+    drawn = pictures.spectra_panel(spectra, title="Spectral densities of H, G and E")
     blocks: list[Block] = [
         Chart("spectra", "Spectral densities with their bands", drawn),
-        Text(_method(run, found)),
-        _outliers(found),
+        Text(_method(run, spectra)),
+        _outliers(spectra),
     ]
     return Section(
         "spectra",
         "Spectra",
-        _seen(found, table),
-        _expected(classes),
+        _observation(spectra, table),
+        _claim(classes),
         blocks,
-        verdict=verdict(found, table, classes),
+        assessment=assessment(spectra, table, classes),
     )
 
 
-def _seen(found: dict[str, Spectrum], table: Values) -> str:
-    name, spectrum = next(iter(found.items()))
+def _observation(spectra: dict[str, Spectrum], table: Values) -> str:
+    name, spectrum = next(iter(spectra.items()))
     low, high = _bulk(spectrum)
     row = table[name]
     taken = len(spectrum.residuals)
@@ -59,7 +59,7 @@ def _seen(found: dict[str, Spectrum], table: Values) -> str:
 
 
 def _bulk(spectrum: Spectrum) -> tuple[float, float]:
-    """Where the eigenvalues lie that were not taken out, as far as they have been seen.
+    """The range of the eigenvalues without those that were taken out.
 
     From all eigenvalues where these are known, else from the nodes of the quadrature that weigh
     anything: directions that were taken out leave nodes without weight.
@@ -78,7 +78,7 @@ def _value(value: float) -> str:
     return short(value, 3)
 
 
-def _expected(classes: int | None) -> str:
+def _claim(classes: int | None) -> str:
     if classes is None:
         return (
             "The paper’s spectra are those of classifiers: a bulk around zero and about as many "
@@ -92,14 +92,14 @@ def _expected(classes: int | None) -> str:
     )
 
 
-def verdict(found: dict[str, Spectrum], table: Values, classes: int | None) -> str:
-    """How far the run is as the paper has it, from its own numbers.
+def assessment(spectra: dict[str, Spectrum], table: Values, classes: int | None) -> str:
+    """How far the numbers of the run agree with the paper.
 
     The width of a bulk is the root of the mean square of the eigenvalues that were not taken out.
     """
-    if classes is None or not {"H", "G"} <= found.keys():
+    if classes is None or not {"H", "G"} <= spectra.keys():
         return ""
-    H, G = (_positive(found[name]) for name in ("H", "G"))
+    H, G = (_positive(spectra[name]) for name in ("H", "G"))
     parts = []
     if len(H) > classes:
         factor = float(H[classes - 1] / H[classes])
@@ -114,7 +114,7 @@ def verdict(found: dict[str, Spectrum], table: Values, classes: int | None) -> s
         same = "are those of G" if apart <= _CLOSE else "are not quite those of G"
         far = "less than 0.1" if apart < 1e-3 else f"up to {100 * apart:.1f}"
         parts.append(f"the {k} largest {same} (they differ by {far} %)")
-    widths = [_width(found[name], table[name]) for name in ("H", "G")]
+    widths = [_width(spectra[name], table[name]) for name in ("H", "G")]
     if all(widths):
         ratio = widths[1] / widths[0]
         words = "owes little to E" if ratio > 0.9 else "is widened by E"
@@ -130,35 +130,35 @@ def _positive(spectrum: Spectrum) -> Tensor:
     return values[values > 0].sort(descending=True).values
 
 
-def _width(spectrum: Spectrum, row: dict[str, Known]) -> float:
-    known_part = float(spectrum.measure.outliers.double().square().sum())
-    rest = row[FROBENIUS].value ** 2 - known_part
+def _width(spectrum: Spectrum, row: dict[str, Value]) -> float:
+    outlier_squares = float(spectrum.measure.outliers.double().square().sum())
+    rest = row[FROBENIUS].value ** 2 - outlier_squares
     return sqrt(max(rest, 0.0) / spectrum.measure.dimension)
 
 
-def _method(run: RunDirectory, found: dict[str, Spectrum]) -> str:
+def _method(run: RunDirectory, spectra: dict[str, Spectrum]) -> str:
     settings = run.config.settings
     text = (
         f"Each curve is a stochastic Lanczos quadrature with {settings.steps} steps and "
         f"{settings.probes} random vectors, after the eigenpairs of largest magnitude (the "
         "marks at the foot) were taken out exactly."
     )
-    exact = [name for name, spectrum in found.items() if spectrum.exact is not None]
+    exact = [name for name, spectrum in spectra.items() if spectrum.exact is not None]
     if exact:
         text += f" For {listed(exact)} all eigenvalues are known exactly (shaded)."
-    zero = [name for name, spectrum in found.items() if spectrum.vanishes]
+    zero = [name for name, spectrum in spectra.items() if spectrum.vanishes]
     if zero:
         text += f" {listed(zero)} vanishes and is not drawn."
     return text
 
 
-def _outliers(found: dict[str, Spectrum]) -> Table:
+def _outliers(spectra: dict[str, Spectrum]) -> Table:
     """All outliers with their residuals, largest magnitude first."""
-    longest = max(len(spectrum.measure.outliers) for spectrum in found.values())
+    longest = max(len(spectrum.measure.outliers) for spectrum in spectra.values())
     rows = []
     for i in range(longest):
         cells = []
-        for spectrum in found.values():
+        for spectrum in spectra.values():
             if i < len(spectrum.residuals):
                 value, residual = float(spectrum.measure.outliers[i]), float(spectrum.residuals[i])
                 cells.append(f"{short(value, 5)} ± {short(residual, 1)}")
@@ -166,5 +166,5 @@ def _outliers(found: dict[str, Spectrum]) -> Table:
                 cells.append("")
         rows.append([str(i + 1), *cells])
     return Table(
-        "Eigenvalues of largest magnitude ± residual norm", ["", *found], rows, folded=True
+        "Eigenvalues of largest magnitude ± residual norm", ["", *spectra], rows, folded=True
     )

@@ -1,4 +1,4 @@
-"""What a run is about, as far as sentences depend on it: classes, batch norms, numbers as words."""
+"""Properties of a run that sentences depend on (classes, batch norms), and numbers as words."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight"
 
 
 def classes_of(run: RunDirectory) -> int | None:
-    """The number of classes that the loss tells apart; None for a loss without classes."""
+    """The number of classes of the loss; None if it has none."""
     return run.result("overview", Overview).classes
 
 
@@ -33,7 +33,7 @@ def ordinal(n: int) -> str:
 
 
 def count(n: int, noun: str) -> str:
-    """So many of something.
+    """A number with its noun, in words.
 
     >>> count(1, "layer"), count(3, "layer"), count(12, "self-check"), count(0, "class")
     ('one layer', 'three layers', '12 self-checks', 'no classes')
@@ -44,7 +44,7 @@ def count(n: int, noun: str) -> str:
 
 
 def span(values: Sequence[float], digits: int = 2) -> str:
-    """From the smallest to the largest.
+    """The range from the smallest to the largest value, in words.
 
     >>> span([0.5, 0.25]), span([1.0, 1.001])
     ('0.25 to 0.50', '1.00')
@@ -54,7 +54,7 @@ def span(values: Sequence[float], digits: int = 2) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names in a sentence.
+    """Names as a list in a sentence.
 
     >>> listed(["a"]), listed(["a", "b"]), listed(["a", "b", "c"])
     ('a', 'a and b', 'a, b and c')

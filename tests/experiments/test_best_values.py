@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from curvescope.experiments.analyze import analyze
+from curvescope.experiments.best_values import best_values, best_values_of, with_best_values
 from curvescope.experiments.checks import Number
 from curvescope.experiments.demo import column, demonstrate
-from curvescope.experiments.known import improved, known, of
 from curvescope.experiments.quantities import (
     ABSOLUTE,
     FROBENIUS,
@@ -25,7 +25,7 @@ from curvescope.experiments.quantities import (
     SMALL,
     SMALLEST,
     TRACE,
-    Known,
+    Value,
     best,
     end_of_pairs,
 )
@@ -72,19 +72,19 @@ def of_diagonal(values: Tensor, pairs: int, *, exact: bool = False) -> Spectrum:
 
 
 def test_exact_beats_converged_beats_estimated_and_the_smaller_error_wins() -> None:
-    estimate, finer = Known(1.0, 0.2, "estimate"), Known(1.1, 0.1, "estimate")
-    converged, exact = Known(1.2, 0.5, "converged"), Known(1.3)
+    estimate, finer = Value(1.0, 0.2, "estimate"), Value(1.1, 0.1, "estimate")
+    converged, exact = Value(1.2, 0.5, "converged"), Value(1.3)
     assert best([estimate, finer]) is finer
     assert best([finer, converged]) is converged
     assert best([converged, None, exact, finer]) is exact
     assert best([None]) is None
-    assert best([Known(2.0, how="at most"), estimate]) is estimate
+    assert best([Value(2.0, how="at most"), estimate]) is estimate
 
 
 def test_every_quantity_is_that_of_the_dense_matrices(
     finished: RunDirectory, dense: dict[str, Tensor]
 ) -> None:
-    table = known(finished)
+    table = best_values(finished)
     for name, matrix in dense.items():
         values = torch.linalg.eigvalsh(matrix)
         expected = {
@@ -139,42 +139,42 @@ def test_without_a_diagonal_of_E_the_traces_of_H_and_G_are_one_number(
     report = None
     rough = {name: replace(spectrum, exact=None) for name, spectrum in measured.items()}
     assert rough["H"].trace.value != rough["G"].trace.value
-    table = of(rough, report)
+    table = best_values_of(rough, report)
     assert table["H"][TRACE].value == table["G"][TRACE].value
     assert table["H"][TRACE].how == "estimate"
     assert (table["E"][TRACE].value, table["E"][TRACE].how) == (0.0, "exact")
     only_g = {**rough, "G": measured["G"]}
-    assert of(only_g, report)["H"][TRACE].how == "exact"
+    assert best_values_of(only_g, report)["H"][TRACE].how == "exact"
     # Where E may have a diagonal, its trace is what was measured.
     apart = {name: replace(spectrum, no_diagonal=False) for name, spectrum in rough.items()}
     apart["E"] = replace(apart["E"], trace=Number(0.25, 0.125, 16))
-    assert str(of(apart, report)["E"][TRACE]) == "0.25 ± 0.12"
+    assert str(best_values_of(apart, report)["E"][TRACE]) == "0.25 ± 0.12"
 
 
 def test_of_two_ways_to_the_trace_of_H_the_finer_one_is_taken() -> None:
     H, G, E = (of_diagonal(torch.linspace(-1, x, 60), 2) for x in (5, 4, 3))
     H, E = replace(H, trace=Number(120.0, 9.0, 16)), replace(E, trace=Number(60.0, 0.3, 16))
     G = replace(G, trace=Number(90.0, 0.4, 16))
-    entry = of({"H": H, "G": G, "E": E}, None)["H"][TRACE]
+    entry = best_values_of({"H": H, "G": G, "E": E}, None)["H"][TRACE]
     assert (entry.value, entry.error, entry.source) == (150.0, pytest.approx(0.5), "tr G + tr E")
 
 
 def test_a_matrix_of_low_rank_has_the_smallest_eigenvalue_zero() -> None:
     values = torch.cat([torch.zeros(50), torch.linspace(0.1, 2, 10)])
     G = replace(of_diagonal(values, 3), rank=10)
-    entry = of({"G": G}, None)["G"][SMALLEST]
+    entry = best_values_of({"G": G}, None)["G"][SMALLEST]
     assert (entry.value, entry.how) == (0.0, "exact")
-    assert of({"G": replace(G, rank=60)}, None)["G"][SMALLEST].how == "at least"
+    assert best_values_of({"G": replace(G, rank=60)}, None)["G"][SMALLEST].how == "at least"
 
 
 # The same number everywhere -----------------------------------------------------------------
 
 
 def test_the_results_hold_what_the_tables_show(finished: RunDirectory) -> None:
-    report = finished.result("sharpness", sharpness.Sharpness).own
-    assert known(finished) == of(spectra.spectra_of(finished), report)
-    noted = finished.stage("summary", Any).result["known"]["H"][TRACE]
-    assert str(Known(**noted)) == str(known(finished)["H"][TRACE])
+    report = finished.result("sharpness", sharpness.Sharpness).primary
+    assert best_values(finished) == best_values_of(spectra.spectra_of(finished), report)
+    noted = finished.stage("summary", Any).result["values"]["H"][TRACE]
+    assert str(Value(**noted)) == str(best_values(finished)["H"][TRACE])
 
 
 def test_a_run_without_its_summary_has_the_same_values(
@@ -184,15 +184,15 @@ def test_a_run_without_its_summary_has_the_same_values(
         problems()[0], tmp_path, seed=0, settings=QUICK, classes=False, layers=[],
         names={"data": "forty digits"},
     )  # fmt: skip
-    whole = known(half)
+    whole = best_values(half)
     (half.folder("summary") / "result.json").unlink()
-    assert known(RunDirectory(tmp_path)) == whole
+    assert best_values(RunDirectory(tmp_path)) == whole
 
 
 def test_the_demonstrations_columns_are_the_known_values(tmp_path: Path) -> None:
     run = demonstrate(tmp_path / "demo", seed=0, plan=TINY).runs[0]
     rows = column(run)
-    for matrix, row in known(run).items():
+    for matrix, row in best_values(run).items():
         for quantity in (LARGEST, SMALLEST, TRACE):
             assert rows[f"{quantity} of {matrix}"] == str(row[quantity])
     assert rows["trace of H"] == rows["trace of G"]
@@ -201,14 +201,16 @@ def test_the_demonstrations_columns_are_the_known_values(tmp_path: Path) -> None
 
 
 def test_a_sharpness_report_takes_the_known_values_over(finished: RunDirectory) -> None:
-    report = finished.result("sharpness", sharpness.Sharpness).own
+    report = finished.result("sharpness", sharpness.Sharpness).primary
     rough = replace(
         report.hessian, trace=replace(report.hessian.trace, value=99.0, stderr=3.0, probes=8)
     )
-    better = improved(replace(report, hessian=rough), known(finished))
+    better = with_best_values(replace(report, hessian=rough), best_values(finished))
     assert better.hessian.trace.stderr == 0.0
-    assert better.hessian.trace.value == known(finished)["H"][TRACE].value
-    assert better.hessian.effective_rank.value == pytest.approx(known(finished)["H"][RANK].value)
+    assert better.hessian.trace.value == best_values(finished)["H"][TRACE].value
+    assert better.hessian.effective_rank.value == pytest.approx(
+        best_values(finished)["H"][RANK].value
+    )
 
 
 # Self-checks that can fail --------------------------------------------------------------------
@@ -255,7 +257,7 @@ def test_sums_of_traces_are_held_against_the_products_of_H(measured: dict[str, S
 def test_searched_ends_are_held_against_all_eigenvalues(
     finished: RunDirectory, measured: dict[str, Spectrum]
 ) -> None:
-    report = finished.result("sharpness", sharpness.Sharpness).own
+    report = finished.result("sharpness", sharpness.Sharpness).primary
     searched = replace(report.hessian.largest, bias=1e-5)
     measures = replace(report.hessian, largest=searched)
     assert failing(summary._ends("H", measures, measured["H"])) == []

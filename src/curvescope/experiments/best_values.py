@@ -1,9 +1,9 @@
-"""The best known value of every quantity of H, G and E: decided here, shown everywhere.
+"""The best available value of every quantity of H, G and E, with its error.
 
 A number can come from several stages: an estimate with its standard error, an eigenvalue with its
 residual, or all eigenvalues. What is exact beats an eigenvalue that converged, which beats an
 estimate; of two of a kind, the one with the smaller error is taken. Reports, tables of the command
-line and the run's own ``summary`` all read these, so that they show the same numbers.
+line and the stage ``summary`` all read these, so that they show the same numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from curvescope.experiments.quantities import (
     SMALL,
     SMALLEST,
     TRACE,
-    Known,
+    Value,
     absolute_of,
     dimension_of,
     end_of,
@@ -38,31 +38,31 @@ from curvescope.flatness.report import SharpnessReport
 from curvescope.spectra.control import Status
 from curvescope.spectra.estimate import Estimate
 
-Table = dict[str, dict[str, Known]]
-"""Matrix -> quantity -> its best known value."""
+Table = dict[str, dict[str, Value]]
+"""Matrix -> quantity -> its best value."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The result of the last stage: the best known values, and the products of all spectra."""
+    """The result of the last stage: the best values, and the number of products of all spectra."""
 
-    known: dict[str, dict[str, Known]]
+    values: dict[str, dict[str, Value]]
     products: int
 
 
-def known(run: RunDirectory) -> Table:
-    """The best known values of a run's finished stages: from its summary, once that is there.
+def best_values(run: RunDirectory) -> Table:
+    """The best values of a run: read from its summary, or put together from the finished stages.
 
-    ``table["H"][TRACE]`` is ``tr H``; a quantity of which nothing is known is missing.
+    ``table["H"][TRACE]`` is ``tr H``; a quantity that no stage has measured is missing.
     """
     if run.has("summary"):
-        return run.result("summary", Summary).known
+        return run.result("summary", Summary).values
     report = sharpness.sharpness_of(run)
-    return of(spectra.spectra_of(run), None if report is None else report.own)
+    return best_values_of(spectra.spectra_of(run), None if report is None else report.primary)
 
 
-def of(measured: Mapping[str, Spectrum], report: SharpnessReport | None) -> Table:
-    """The best known values of matrices from their spectra and from the sharpness report."""
+def best_values_of(measured: Mapping[str, Spectrum], report: SharpnessReport | None) -> Table:
+    """The best values from the spectra of the matrices and from the sharpness report."""
     apart: dict[str, CurvatureMeasures] = {}
     if report is not None:
         apart = {"H": report.hessian, "G": report.gauss_newton}
@@ -81,25 +81,25 @@ def of(measured: Mapping[str, Spectrum], report: SharpnessReport | None) -> Tabl
             SMALL: None if spectrum is None else small_share(spectrum),
         }
         size = dimension_of(spectrum, measures)
-        table[name] = with_derived({q: known for q, known in row.items() if known}, size)
+        table[name] = with_derived({q: value for q, value in row.items() if value}, size)
     spectrum = measured.get("G")
     if report is not None:
         table["G"][LOG_DETERMINANT] = log_determinant_of(spectrum, report)
     return table
 
 
-def improved(report: SharpnessReport, table: Table) -> SharpnessReport:
-    """The sharpness report with the best known values in the place of its own."""
+def with_best_values(report: SharpnessReport, table: Table) -> SharpnessReport:
+    """The sharpness report with its estimates replaced by the best values of ``table``."""
     determinant = table.get("G", {}).get(LOG_DETERMINANT)
     return replace(
         report,
-        hessian=_improved(report.hessian, table.get("H", {})),
-        gauss_newton=_improved(report.gauss_newton, table.get("G", {})),
+        hessian=_with_best(report.hessian, table.get("H", {})),
+        gauss_newton=_with_best(report.gauss_newton, table.get("G", {})),
         log_determinant=_better(report.log_determinant, determinant),
     )
 
 
-def _improved(measures: CurvatureMeasures, row: Mapping[str, Known]) -> CurvatureMeasures:
+def _with_best(measures: CurvatureMeasures, row: Mapping[str, Value]) -> CurvatureMeasures:
     squares = measures.square_sum
     if (norm := row.get(FROBENIUS)) is not None:
         squares = _better(squares, squared(norm))
@@ -113,8 +113,8 @@ def _improved(measures: CurvatureMeasures, row: Mapping[str, Known]) -> Curvatur
     )
 
 
-def _better(estimate: Estimate[float], known: Known | None) -> Estimate[float]:
-    if known is None or known.how in ("at most", "at least"):
+def _better(estimate: Estimate[float], value: Value | None) -> Estimate[float]:
+    if value is None or value.how in ("at most", "at least"):
         return estimate
-    stderr, bias = (known.error, 0.0) if known.how == "estimate" else (0.0, known.error)
-    return replace(estimate, value=known.value, stderr=stderr, bias=bias, status=Status.DONE)
+    stderr, bias = (value.error, 0.0) if value.how == "estimate" else (0.0, value.error)
+    return replace(estimate, value=value.value, stderr=stderr, bias=bias, status=Status.DONE)
