@@ -17,13 +17,13 @@ class CurvescopeError(ValueError):
     """The input breaks a stated rule; the message says which one and what to do.
 
     Args:
-        where: What the sentence is about: a function, ``"train"``, with the argument at fault,
+        where: The place of the error: a function, ``"train"``, with the argument at fault,
             ``"certify(slack)"``, or with its value, ``"network('F-0')"``; or a path, ``"'a'"``.
-        rule: What must hold there, or what is wrong. An argument that it mentions is written in
-            backticks, with its value or without: the command line names the option instead.
+        rule: The condition that must hold there, or the defect. It mentions arguments in
+            backticks, with or without a value: the command line names the option instead.
         given: The value that breaks the rule.
-        remedy: What to do; it mentions arguments in the same way.
-        remedy_cli: What to do at the command line, if that is something else.
+        remedy: The advice; it mentions arguments in the same way.
+        remedy_cli: The advice at the command line, if that is another one.
 
     >>> error = CurvescopeError("Recipe", "`lr` must be at least 0", given=-1, remedy="use 0.1")
     >>> str(error)

@@ -62,11 +62,11 @@ def test_list_shows_what_is_here_and_what_is_missing(run, capsys, root: Path) ->
 def test_list_as_json_and_as_names(run, capsys, root: Path) -> None:
     assert run("list", "--root", root, "--json") == 0
     entries = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
-    assert entries["mnist"]["found"] == str(root / "mnist")
+    assert entries["mnist"]["location"] == str(root / "mnist")
     assert entries["mnist"]["train"] == 60
-    assert entries["cifar-10"]["found"] is None
+    assert entries["cifar-10"]["location"] is None
     assert entries["cifar-10"]["megabytes"] == 170.5
-    assert entries["digits"]["found"] == "package"
+    assert entries["digits"]["location"] == "package"
     assert run("list", "--root", root, "--quiet") == 0
     names = capsys.readouterr().out.split()
     assert names == ["mnist-6k", "fashion-mnist-3k", "digits", "mnist"]

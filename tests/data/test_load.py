@@ -197,11 +197,11 @@ def test_the_inventory_tells_what_is_loaded(tmp_path, mnist, cifar, subset) -> N
     write(tmp_path, subset[0])
     entries = {entry.name: entry for entry in inventory(tmp_path)}
     assert list(entries) == base_names()
-    assert entries["mnist"].found == str(tmp_path / "mnist")
-    assert entries["cifar-10"].found == str(tmp_path / "cifar-10-batches-py")
-    assert entries["fashion-mnist"].found is None
+    assert entries["mnist"].location == str(tmp_path / "mnist")
+    assert entries["cifar-10"].location == str(tmp_path / "cifar-10-batches-py")
+    assert entries["fashion-mnist"].location is None
     for entry in entries.values():
-        if entry.found is not None:
+        if entry.location is not None:
             for split, count in (("train", entry.train), ("test", entry.test)):
                 data = dataset(entry.name, root=tmp_path, split=split)
                 assert (len(data), data.input_shape) == (count, entry.shape)

@@ -22,7 +22,7 @@ _NOTES = (
     "_is_in_non_infra_torch_dispatch_mode",
     "_is_in_any_mode_without_ignore_compile_internals",
 )
-"""What torch notes for its compiler about all threads together, as each of them enters a mode."""
+"""Torch's notes for its compiler, one for all threads, written as any of them enters a mode."""
 
 
 def _notes() -> PutBack:

@@ -19,7 +19,7 @@ PutBack = Callable[[], None]
 
 
 class _Open(threading.local):
-    """What this thread has to put back, the latest last."""
+    """The settings that this thread has to put back, the latest last."""
 
     def __init__(self) -> None:
         self.all: list[PutBack] = []

@@ -168,7 +168,7 @@ def write(
     Args:
         out: The folder.
         columns: The runs.
-        compared: What they have in common.
+        compared: Their comparison.
         verdicts: A sentence for each mode of the batch norms.
         against: Which measure of generalization is drawn.
         again: Whether existing files of another comparison, or of another program, are replaced.

@@ -51,11 +51,11 @@ def analyze(
         out: A folder: new, empty, or with an analysis of the same configuration.
         seed: Decides every random number.
         test: The same network on its test data.
-        layers: The layers to look into; all linear and convolutional ones if none are named.
-        classes: Whether to look into the classes, where the loss has any.
+        layers: The layers to analyze; all linear and convolutional ones if none are named.
+        classes: Whether to measure the class structure, where the loss has classes.
         extra: Stages of the user, which come last; their code is part of the configuration.
         settings: How much work to do.
-        names: What to call the ``"model"`` and the ``"data"`` in reports.
+        names: Names of the ``"model"`` and the ``"data"`` for reports.
         tell: Called with a few words at the beginning of each stage.
         progress: Called after every step of an estimate.
 

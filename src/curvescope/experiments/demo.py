@@ -49,7 +49,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a demonstration does.
+    """The networks, data and settings of a demonstration.
 
     Args:
         analyzed: The networks that are analyzed.
@@ -57,7 +57,7 @@ class Plan:
         per_class: Training samples of each class whose loss is differentiated.
         settings: How much work each analysis does.
         epochs: Passes over the data for the certificate's posterior.
-        slack: What the draws may add to the certified error.
+        slack: The most that the draws may add to the certified error.
     """
 
     analyzed: tuple[Subject, ...] = (
@@ -114,7 +114,7 @@ def demonstrate(
     Args:
         out: A folder: new, empty, or with a demonstration of the same plan and seed.
         seed: Decides every random number.
-        plan: What to do; the plan of ``curvescope demo`` if none.
+        plan: Networks, data and settings; the plan of ``curvescope demo`` if none.
         tell: Called with a few words at the beginning of each part.
         show: Called with the steps done, the steps in all and a few words, while a network is
             trained or certified.

@@ -22,7 +22,7 @@ def plot(result: object, *, axes: Axes | None = None, title: str = "") -> Figure
     have a panel for each part.
 
     Args:
-        result: What a function of the library returned.
+        result: A result of a function of the library.
         axes: Where to draw a result that has a single panel; by default on a new figure.
         title: Above everything.
 

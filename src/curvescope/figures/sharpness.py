@@ -18,7 +18,7 @@ def against_generalization(
     have Kendall's τ for each mode of the batch norms; whiskers are standard errors.
 
     Args:
-        compared: What :func:`curvescope.flatness.compare_reports` returned.
+        compared: The result of :func:`curvescope.flatness.compare_reports`.
         figure: A generalization figure of it.
         measures: Columns of it.
 

@@ -45,7 +45,7 @@ def panel(
 
     Args:
         spectra: Name in the legend -> spectrum.
-        title: What the panel shows.
+        title: The title of the panel.
         colors: Name -> index in the cycle of colors; by default one after the other.
         hide_exact: Whether all eigenvalues wait until the reader of a page asks for them.
     """

@@ -61,7 +61,7 @@ def chart(panel: Panel, *, id: str) -> str:
 
 
 def numbers(panel: Panel) -> dict[str, Any]:
-    """What the page's script needs: axes and the numbers of every curve.
+    """The data of the page's script: axes and the numbers of every curve.
 
     >>> numbers(Panel("t", "x", "y", (Curve.of("c", [1, 2], [3.0, 4.0]),)))["views"][0]["y"]
     {'label': 'y', 'log': False, 'limits': None}

@@ -38,13 +38,13 @@ class Checkpoint:
 
     Args:
         path: The file; its folder must exist when something is written.
-        *belongs: What decides the numbers, by name, in one or more parts: only the first part in
-            which two pieces of work differ is spoken of. Values that JSON does not know, such as
+        *belongs: All that decides the numbers, by name, in one or more parts: an error names only
+            the first part in which two pieces of work differ. Values without a JSON form, such as
             tensors, count by their digest.
         where: The place that errors name.
         what: The kind of work, in words.
         words: Texts for differences; see :func:`differences`.
-        remedy: What to do about a state that is refused.
+        remedy: The advice in the error about a state that is refused.
 
     >>> import tempfile, torch
     >>> path = Path(tempfile.mkdtemp()) / "state"

@@ -138,7 +138,7 @@ def flush(path: PathLike) -> None:
         os.close(handle)
 
 
-# What a killed process leaves behind ------------------------------------------------------------
+# Temporary files of killed processes ------------------------------------------------------------
 
 
 def part_files(folder: PathLike) -> set[Path]:
@@ -219,7 +219,7 @@ def _too_long(path: PathLike, largest: int) -> CurvescopeError:
 
 
 def unreadable(path: PathLike, error: Exception) -> CurvescopeError:
-    """What to raise about a file that the operating system does not give."""
+    """The error for a file that the operating system cannot read."""
     reason = getattr(error, "strerror", None) or "the file is missing or unreadable"
     rule = f"cannot be read ({reason})"
     return CurvescopeError(repr(str(path)), rule, remedy="check the path")

@@ -69,10 +69,10 @@ def load(path: PathLike, kind: type[T], *, owner: str = "", remedy: str = _REMED
 
     Args:
         path: The file.
-        kind: What it must hold; a parameter ``Any`` takes whatever is there as plain JSON, without
+        kind: The type it must hold; a parameter ``Any`` accepts anything, as plain JSON, without
             its tensors.
-        owner: What it belongs to.
-        remedy: What to do about a file that is refused.
+        owner: As for :func:`save`.
+        remedy: The advice in the error about a file that is refused.
 
     Raises:
         CurvescopeError: If the file is missing, holds something else, has another format, or is not
@@ -133,10 +133,10 @@ def load_lines(
 
     Args:
         path: The file.
-        kind: What each line must hold.
-        owner: What the lines belong to.
+        kind: The type of each line.
+        owner: As for :func:`save`.
         until: How many of them to read; later lines are not checked.
-        remedy: What to do about a line that is refused.
+        remedy: The advice in the error about a line that is refused.
 
     Raises:
         CurvescopeError: If the file is missing, or a complete line is not what was written.
@@ -188,12 +188,12 @@ def unpack(
     """The dataclass in plain JSON with a header.
 
     Args:
-        kind: What it must be.
+        kind: The type it must have.
         stored: The JSON.
         where: Where it comes from, for errors.
         tensors: Those that were stored with it.
-        owner: What it belongs to.
-        remedy: What to do about what is refused.
+        owner: As for :func:`save`.
+        remedy: The advice in the error.
 
     Raises:
         CurvescopeError: If it is something else, of another format, or not as it was written.

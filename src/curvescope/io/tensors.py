@@ -36,7 +36,7 @@ def write_tensors(
 
     Args:
         path: The file; its folder must exist.
-        tensors: What to store, by name.
+        tensors: The tensors to store, by name.
         metadata: Texts to store with them.
 
     Raises:

@@ -28,7 +28,7 @@ class DataNote:
 
 @dataclass(frozen=True)
 class Training:
-    """``config.json``: what decides the outcome; two runs with the same one may share a folder."""
+    """``config.json``: all that decides the outcome of a run."""
 
     FORMAT: ClassVar[int] = 3
 
@@ -44,7 +44,7 @@ class Training:
 
     @property
     def name(self) -> str:
-        """The network's name; models of one's own have none."""
+        """The network's name; other models than those of the papers have none."""
         return "own model" if self.network is None else self.network.name
 
 

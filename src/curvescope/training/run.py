@@ -1,4 +1,4 @@
-"""One run: a learner, the epochs it has behind it, and its folder."""
+"""One run: a learner, its finished epochs, and its folder."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Plan:
-    """What one epoch draws."""
+    """The random draws of one epoch."""
 
     order: Tensor  # [N]
     seed: int  # for models that draw random numbers themselves
@@ -90,7 +90,7 @@ class Run:
             self._restore(state, self.folder)
 
     def conclude(self, X: Tensor, y: Tensor, test: tuple[Tensor, Tensor] | None) -> Trained:
-        """Put the average in place, measure the final weights, and write the end down."""
+        """Put the average in place, measure the final weights, and write the result."""
         fits: list[Fit | None] = [None, None]
         if self.diverged is None:
             if self.learner.average is not None:
@@ -163,13 +163,13 @@ class Run:
         return State(self.epoch, {**tensors, "generator": generator})
 
     def _restore(self, state: State, folder: RunFolder) -> None:
-        own = {**self.learner.tensors(), "generator": self._generator.get_state()}
-        if _forms(own) != _forms(state.tensors):
+        tensors = {**self.learner.tensors(), "generator": self._generator.get_state()}
+        if _forms(tensors) != _forms(state.tensors):
             damage = "state.safetensors does not fit the network (or this version of curvescope)"
             folder.refuse(damage)
-        for name, tensor in own.items():
+        for name, tensor in tensors.items():
             tensor.copy_(state.tensors[name])
-        self._generator.set_state(own["generator"])
+        self._generator.set_state(tensors["generator"])
         self.epoch = state.epoch
 
 
@@ -178,7 +178,7 @@ def _forms(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.d
 
 
 def finished(model: nn.Module, recipe: Recipe, folder: RunFolder) -> Trained:
-    """The result of a run that is already there, with its final weights in the model."""
+    """The result of a finished run; its final weights are put into the model."""
     end, history = folder.end(model)
     return Trained(recipe, history, end.train, end.test, end.diverged, folder.path)
 
@@ -197,14 +197,14 @@ def configuration(
     penalty: Penalty | None,
     loss: Loss | None = None,
 ) -> Training:
-    """What decides the outcome of a run: two runs with the same one may share a folder.
+    """The configuration of a run; two runs with the same one may share a folder.
 
     Args:
         model: The network.
         recipe: How it is trained.
-        data: On what.
+        data: Its training data.
         penalty: A term of the loss.
-        loss: One that the recipe does not name.
+        loss: A loss in place of the recipe's.
     """
     spec = getattr(model, "spec", None)
     state: Mapping[str, Tensor] = model.state_dict()
@@ -229,7 +229,7 @@ def _frozen(model: nn.Module) -> tuple[str, ...]:
 
 
 def _name(penalty: Penalty) -> str:
-    """What a penalty says of itself, where its class makes it say something, else its digest."""
+    """The ``repr`` of a penalty if its class defines one, else its digest."""
     silent: tuple[object, ...] = (object.__repr__, nn.Module.__repr__)
     if isinstance(penalty, FunctionType | MethodType) or type(penalty).__repr__ in silent:
         name = getattr(penalty, "__qualname__", type(penalty).__qualname__)
@@ -238,7 +238,7 @@ def _name(penalty: Penalty) -> str:
 
 
 def refuse_lonely_samples(where: str, model: nn.Module, samples: int, batch_size: int) -> None:
-    """A batch norm cannot train on a batch of one sample: it has no variance."""
+    """Refuse a last batch of one sample for models with batch norms: it has no variance."""
     trained = [m for m in model.modules() if m.training or not model.training]
     has_norms = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in trained)
     if has_norms and (samples - 1) % batch_size == 0:

@@ -1,4 +1,4 @@
-"""Weights on disk: the state of a model as safetensors, with what it is."""
+"""Weights on disk: the state of a model as safetensors, with the name of the network."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def save_weights(
     Args:
         path: A ``.safetensors`` file; its folder must exist.
         model: The network.
-        notes: What else should be known about the weights; anything with a JSON form.
+        notes: Remarks to store with the weights; anything with a JSON form.
     """
     spec = getattr(model, "spec", None)
     described = {
@@ -47,7 +47,7 @@ def load_weights(path: io.PathLike, model: nn.Module) -> dict[str, Any]:
         model: A network of the same architecture, on any device and of any floating-point type.
 
     Returns:
-        What was noted with the weights; empty for a file from elsewhere.
+        The notes of the file; empty for a file from elsewhere.
 
     Raises:
         CurvescopeError: If the file is missing, truncated or foreign, belongs to another
@@ -66,22 +66,22 @@ def load_weights(path: io.PathLike, model: nn.Module) -> dict[str, Any]:
     where = f"load_weights({str(path)!r})"
     tensors, metadata = io.read_tensors(_file(where, path), ours=Path(path).is_dir())
     notes = io.notes_of(metadata)
-    own = model.state_dict()
-    _compare(where, tensors, own, notes)
+    state = model.state_dict()
+    _compare(where, tensors, state, notes)
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             rule = f"{name} contains NaN or infinity"
             raise CurvescopeError(where, rule, remedy="these weights are of no use")
     for name, tensor in tensors.items():
-        own[name].copy_(tensor)
+        state[name].copy_(tensor)
     return notes
 
 
 def load_network(path: io.PathLike) -> nn.Module:
-    """The network that a file of weights, or the folder of a finished run, belongs to, on the CPU.
+    """The network of a file of weights or of the folder of a finished run, on the CPU.
 
     Args:
-        path: What :func:`load_weights` accepts, made from a network of :func:`network`.
+        path: As for :func:`load_weights`; the weights of a network of :func:`network`.
 
     Raises:
         CurvescopeError: If the file does not say which network it belongs to, and as
@@ -125,20 +125,20 @@ def _file(where: str, path: io.PathLike) -> Path:
 
 
 def _compare(
-    where: str, tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], notes: Mapping[str, Any]
+    where: str, tensors: Mapping[str, Tensor], state: Mapping[str, Tensor], notes: Mapping[str, Any]
 ) -> None:
     spec = notes.get("network")
     named = f" ({spec['name']})" if isinstance(spec, dict) and "name" in spec else ""
-    filled = {_place(own.get(name)) for name in tensors} - {None}
-    missing = [name for name in own if name not in tensors and _place(own[name]) not in filled]
-    surplus = [name for name in tensors if name not in own]
-    wrong = [name for name in own if name in tensors and tensors[name].shape != own[name].shape]
+    filled = {_place(state.get(name)) for name in tensors} - {None}
+    missing = [name for name in state if name not in tensors and _place(state[name]) not in filled]
+    surplus = [name for name in tensors if name not in state]
+    wrong = [name for name in state if name in tensors and tensors[name].shape != state[name].shape]
     if missing:
         difference = f"{missing[0]!r} of the model is not in the file"
     elif surplus:
         difference = f"{surplus[0]!r} of the file is not in the model"
     elif wrong:
-        shapes = (list(tensors[wrong[0]].shape), list(own[wrong[0]].shape))
+        shapes = (list(tensors[wrong[0]].shape), list(state[wrong[0]].shape))
         difference = f"{wrong[0]!r} is {shapes[0]} in the file and {shapes[1]} in the model"
     else:
         return
@@ -146,7 +146,7 @@ def _compare(
 
 
 def _place(value: Any) -> tuple[Any, ...] | None:
-    """Where the numbers of a tensor lie: the same place for all names of a tied parameter."""
+    """The place of a tensor's numbers in memory, which all names of a tied parameter share."""
     if not isinstance(value, Tensor) or value.layout is not torch.strided or not value.data_ptr():
         return None
     return value.data_ptr(), value.shape, value.stride(), value.dtype

@@ -27,7 +27,7 @@ def build(run: RunDirectory) -> Section | None:
 
 
 def of_folder(folder: Path) -> Section | None:
-    """The bound, what it is made of, and whether its arithmetic holds."""
+    """The section of a certificate: its bound and terms, and whether its arithmetic holds."""
     if not (folder / FILE).is_file():
         return None
     try:
@@ -105,7 +105,7 @@ def _numbers(certificate: Certificate) -> Table:
 
 
 def _verification(certificate: Certificate) -> Table:
-    """What can be checked without model and data."""
+    """The checks that need neither model nor data."""
     rows = [
         [check.what, "holds" if check.passed else "DOES NOT HOLD", check.detail]
         for check in certificate.verify().checks
