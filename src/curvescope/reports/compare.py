@@ -42,8 +42,8 @@ def _config(run: ListedRun) -> Any:
 def labels(runs: Sequence[ListedRun], different: dict[str, list[str]]) -> list[str]:
     """A short name for each run, and no two alike.
 
-    The network's name; where several runs share it, the first of data, kind, seed, other settings
-    and folder that tells them apart is added.
+    It begins with the network's name. To runs whose names are still equal, what differs among them
+    is added: data, then kind, seed, other settings, and the folder.
 
     Args:
         runs: The runs that are compared.
