@@ -100,7 +100,7 @@ def test_a_second_call_reads(folders, capsys, monkeypatch) -> None:
     first = as_json(capsys, *folders)
     monkeypatch.setattr(measured, "sharpness", None)  # would fail if called
     second = as_json(capsys, *folders)
-    assert [r["source"] for r in second["runs"]] == ["kept"] * 3
+    assert [r["source"] for r in second["runs"]] == ["stored"] * 3
     assert second["table"] == first["table"]
     with pytest.raises(TypeError, match="not callable"):
         invoke(*folders, "--samples", "50")  # other numbers must be measured
@@ -264,4 +264,4 @@ def test_damaged_and_foreign_measurements_are_refused(folders, capsys) -> None:
     assert [r["source"] for r in found["runs"]] == ["measured"] * 3
     file.write_text(other.read_text())  # of another training: not taken for this one's
     found = as_json(capsys, *folders)
-    assert [r["source"] for r in found["runs"]] == ["measured", "kept", "kept"]
+    assert [r["source"] for r in found["runs"]] == ["measured", "stored", "stored"]

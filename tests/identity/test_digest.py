@@ -343,13 +343,13 @@ def test_another_process_finds_the_same_digest() -> None:
     ids=["object", "iterator", "generator", "objects", "path", "in a list"],
 )
 def test_what_is_not_known_is_refused(thing: object) -> None:
-    with pytest.raises(CurvescopeError, match=r"^identity: .* has no identity of its own; "):
+    with pytest.raises(CurvescopeError, match=r"^identity: .* has no identity; "):
         digest(thing)
 
 
 def test_sparse_tensors_and_those_without_numbers_are_refused() -> None:
     for tensor in (torch.eye(2).to_sparse(), torch.zeros(2, device="meta")):
-        with pytest.raises(CurvescopeError, match="has no identity of its own"):
+        with pytest.raises(CurvescopeError, match="has no identity"):
             digest(tensor)
 
 

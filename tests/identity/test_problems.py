@@ -139,7 +139,7 @@ def test_a_loss_that_cannot_be_known_says_so_and_can_say_what_it_is() -> None:
         return F.cross_entropy(z, y)
 
     known = as_loss(loss)
-    with pytest.raises(CurvescopeError, match="has no identity of its own; give it an attribute"):
+    with pytest.raises(CurvescopeError, match="has no identity; give it an attribute"):
         _ = known.identity
 
 

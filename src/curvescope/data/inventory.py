@@ -40,7 +40,7 @@ def inventory(root: str | os.PathLike[str] | None = None) -> list[Entry]:
     Raises:
         CurvescopeError: If ``root`` is not a folder.
 
-    >>> [entry.name for entry in inventory() if entry.found == "package"]
+    >>> [entry.name for entry in inventory() if entry.location == "package"]
     ['mnist-6k', 'fashion-mnist-3k', 'digits']
     """
     folders = roots("inventory", root)
