@@ -14,7 +14,6 @@ from torch import Tensor, nn
 import curvescope as cs
 from curvescope.errors import ModelError
 from curvescope.record.rules import RULES
-from curvescope.record.sweep import sweep_of
 
 EPS = 0.1
 
@@ -75,7 +74,7 @@ def test_products_are_those_of_the_formula(soft_abs: Any, ends: bool) -> None:
     torch.testing.assert_close(cs.GaussNewton(own).dense(), cs.GaussNewton(plain).dense())
     torch.testing.assert_close(cs.EmpiricalFisher(own).dense(), cs.EmpiricalFisher(plain).dense())
     cs.Hessian(own) @ torch.ones(own.params.size, dtype=torch.float64)
-    assert sweep_of(own)._engine == "tape"
+    assert cs.Hessian(own).plan.strategy == "streamed tape"
 
 
 def test_without_a_rule_there_is_no_second_derivative(soft_abs: Any) -> None:
@@ -99,7 +98,7 @@ def test_under_no_grad_it_is_a_constant(soft_abs: Any) -> None:
 
     own = problem(scaled)
     torch.testing.assert_close(cs.Hessian(own).dense(), double_backward(problem(plain)))
-    assert sweep_of(own)._engine == "tape"
+    assert cs.Hessian(own).plan.strategy == "streamed tape"
 
 
 @pytest.mark.parametrize("ends", [False, True])

@@ -153,7 +153,7 @@ def test_another_setting_is_noticed_before_the_next_product(kept: str, way: str)
     A = KEPT[kept](Problem(model, samples()))
     product(A)
     SETTINGS[way](model)
-    for use in (lambda: product(A), lambda: A.identity, lambda: A.plan() and product(A)):
+    for use in (lambda: product(A), lambda: A.identity, lambda: A.plan and product(A)):
         with pytest.raises(CurvescopeError, match="has changed since the problem was first used"):
             use()
 

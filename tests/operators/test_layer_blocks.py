@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import curvescope as cs
-from curvescope.operators.layer import layers_of
+from curvescope.engine.engine import Engine
 from tests.cases import _smoothed, classes, convert, positions, signs, values
 from tests.conformance import assert_relative, check_operator, check_products
 from tests.reference.curvature import Reference
@@ -93,19 +93,20 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
 
 
 def recorded(problem: cs.Problem) -> set[str]:
-    return {layer for layer, _ in layers_of(problem)._kept}
+    return {layer for layer, _ in problem.companion(Engine)._closed._kept}
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_hessian_and_gauss_newton_of_piecewise_linear_networks(name: str) -> None:
+@pytest.mark.parametrize("keep", [True, "auto"])
+def test_hessian_and_gauss_newton_of_piecewise_linear_networks(name: str, keep: Any) -> None:
     make, data = NETWORKS[name]
     problem = problem_of(make, data)
     reference = Reference(problem.model, convert(data, torch.float64), CrossEntropy())
     for operator, full in (
-        (cs.Hessian(problem), reference.hessian()),
-        (cs.GaussNewton(problem), reference.gauss_newton()),
+        (cs.Hessian(problem, keep=keep), reference.hessian()),
+        (cs.GaussNewton(problem, keep=keep), reference.gauss_newton()),
     ):
-        layers_of(problem)._kept.clear()
+        operator.release()
         linear = [
             n for n, m in problem.model.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)
         ]
@@ -117,7 +118,7 @@ def test_hessian_and_gauss_newton_of_piecewise_linear_networks(name: str) -> Non
                 sub = full[indices][:, indices]
                 scale = float(full.norm()) if sub.norm() <= 1e-12 * full.norm() else None
                 check_products(operator.block(block), sub, rtol=RTOL, scale=scale)
-        assert recorded(problem) == set(linear)
+        assert recorded(problem) == (set(linear) if keep is True else set())
 
 
 def test_against_the_masked_product_of_the_whole_network() -> None:
@@ -170,13 +171,16 @@ def test_empirical_and_monte_carlo_fisher() -> None:
     model = relu_mlp().double()
     reference = Reference(model, data, CrossEntropy())
     indices = reference.indices(["0.weight", "0.bias"])
-    F = cs.EmpiricalFisher(cs.Problem(model, data))
+    F = cs.EmpiricalFisher(cs.Problem(model, data), keep=True)
     check_operator(
         F.block("0"), reference.empirical_fisher()[indices][:, indices], rtol=RTOL, scale=None
     )
     sampled = [
         cs.MonteCarloFisher(
-            cs.Problem(model, data), samples=2, generator=torch.Generator().manual_seed(1)
+            cs.Problem(model, data),
+            samples=2,
+            generator=torch.Generator().manual_seed(1),
+            keep=True,
         )
         for _ in range(2)
     ]
@@ -186,16 +190,17 @@ def test_empirical_and_monte_carlo_fisher() -> None:
 
 
 @pytest.mark.parametrize("layer", ["0", "2", "0.bias", "4.weight"])
-def test_the_whole_battery(layer: str) -> None:
+@pytest.mark.parametrize("keep", [True, "auto"])
+def test_the_whole_battery(layer: str, keep: Any) -> None:
     make, data = NETWORKS["mlp"]
     problem = problem_of(make, data)
     reference = Reference(problem.model, convert(data, torch.float64), CrossEntropy())
     indices = reference.indices(problem.params.resolve(layer))
     check_operator(
-        cs.Hessian(problem).block(layer),
+        cs.Hessian(problem, keep=keep).block(layer),
         reference.hessian()[indices][:, indices],
         rtol=RTOL,
-        chunked=cs.Hessian(problem, columns=2).block(layer),
+        chunked=cs.Hessian(problem, columns=2, keep=keep).block(layer),
     )
 
 

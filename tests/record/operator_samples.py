@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import curvescope as cs
-from curvescope.record.sweep import sweep_of
+from curvescope.engine.engine import Engine
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of packages that PyTorch's tests would like to have
@@ -146,7 +146,7 @@ def _compare(model: OneCall, x: Tensor, target: Tensor, V: Tensor) -> Verdict:
         ours[f"H V, keep={keep}"], ours[f"H v, keep={keep}"] = H @ V, (H @ V[:, 0])[:, None]
         ours[f"G V, keep={keep}"], ours[f"G v, keep={keep}"] = G @ V, (G @ V[:, 0])[:, None]
         ours[f"H W, keep={keep}"] = (H @ torch.cat([V, V], 1))[:, 3:]
-    engine = sweep_of(problem)._engine
+    engine = "tape" if problem.companion(Engine)._linearizer.tapes("second order") else "graph"
     loss = Oracle(model, x, target)
     for letter, oracle in (("H", loss.hessian), ("G", loss.gauss_newton)):
         expected, doubt = oracle(V)

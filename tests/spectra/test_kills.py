@@ -17,7 +17,6 @@ from torch import Tensor, nn
 import curvescope as cs
 from curvescope.identity import digest
 from curvescope.record import memory
-from curvescope.record.sweep import sweep_of
 
 
 def problem(activation: type[nn.Module] = nn.Tanh) -> cs.Problem:
@@ -165,23 +164,27 @@ def test_another_plan_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     cs.lanczos(H, 6, generator=_seed(), checkpoint=other, every=1)
 
 
-def test_a_plan_is_decided_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_many_products_do_is_decided_once(monkeypatch: pytest.MonkeyPatch) -> None:
     passes: list[int] = []
     own = problem()
     own.model.register_forward_pre_hook(lambda *_: passes.append(1))
     H = cs.Hessian(own)
-    assert H.plan() == H.plan() == (H - cs.GaussNewton(own)).plan() == "kept"
+    assert H.for_many().keeping == H.for_many().keeping == "kept"
+    assert (H - cs.GaussNewton(own)).for_many().keeping == "kept"
     assert len(passes) == 3  # each batch once, the first one too
     small = problem()
     monkeypatch.setattr(memory, "free", lambda device: 1000)
-    H = cs.Hessian(small)
-    v: Tensor = torch.ones(H.shape[1])
-    assert H.plan() == "streamed"
-    first = H @ v
+    A = cs.Hessian(small).for_many()
+    v: Tensor = torch.ones(A.shape[1])
+    assert A.keeping == "streamed"
+    first = A @ v
     monkeypatch.undo()  # what is free later does not matter
-    assert torch.equal(H @ v, first)
-    assert not sweep_of(small)._kept
-    assert (
-        cs.Diagonal(v) @ cs.Hessian(own) + 2 * cs.Identity(len(v), dtype=v.dtype, device="cpu")
-    ).plan() == "kept"
-    assert cs.Diagonal(v).plan() == ""
+    assert A.for_many() is A
+    assert torch.equal(A @ v, first)
+    assert A.plan.held == 0
+    mixed = cs.Diagonal(v) @ cs.Hessian(own)
+    mixed = mixed + 2 * cs.Identity(len(v), dtype=v.dtype, device="cpu")
+    assert mixed.keeping == "streamed"
+    assert mixed.for_many().keeping == "kept"
+    assert cs.Diagonal(v).keeping == ""
+    assert cs.Diagonal(v).for_many().plan.strategy == "direct"

@@ -164,7 +164,7 @@ def _sums(
     """``tr A`` and ``tr A²`` from one block of products, see the module."""
     rows = draw(A, probes, generator=generator)
     rows = torch.cat([Q.T, rows - (rows @ Q) @ Q.T])
-    images, known = multiply(A, rows).double(), Q.shape[1]
+    images, known = multiply(A.for_many(), rows).double(), Q.shape[1]
     sums = []
     for values in ((rows.double() * images).sum(1), images.square().sum(1)):
         samples = Samples((), A.device)

@@ -28,7 +28,6 @@ from curvescope.problem import Problem
 from curvescope.spectra.control import Status
 from curvescope.spectra.estimate import Estimate, Samples
 from curvescope.spectra.probes import draw
-from curvescope.spectra.rows import multiply
 
 
 @dataclass(frozen=True)
@@ -147,7 +146,7 @@ def _moments(A: LinearOperator, vectors: Tensor | None) -> tuple[Tensor, Tensor]
     if vectors is None:
         matrix, n = A.dense().double(), A.shape[0]
         return matrix.trace().expand(n), matrix.square().sum().expand(n)
-    images = multiply(A, vectors)
+    images = (A @ vectors.T).T
     return (vectors.double() * images).sum(1), images.double().square().sum(1)
 
 

@@ -7,6 +7,7 @@ not methods of it: they are functions in :mod:`curvescope.spectra`.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, overload
@@ -17,6 +18,7 @@ from torch import Tensor
 from curvescope import _checks
 from curvescope._random import gaussian
 from curvescope._state import without_gradients
+from curvescope.engine.plan import Plan
 from curvescope.errors import CurvescopeError
 from curvescope.identity import digest
 
@@ -177,17 +179,66 @@ class LinearOperator(ABC):
         """An operator with the same diagonal, hence trace, that may be cheaper to multiply with."""
         return self
 
-    def plan(self, *, forms: bool = False) -> str:
-        """How products are made from now on, in a word or two, decided now and once.
+    # How products are made -----------------------------------------------------------------------
 
-        Whoever is going to take many products asks first. What is worth keeping for them is kept
-        from the first one on, so that they do not depend on how many were made before; a matrix
-        with another plan gives the same products up to rounding. Empty where there is no choice.
-        ``forms`` says that only quadratic forms are wanted, for which less is worth keeping.
+    @property
+    def plan(self) -> Plan:
+        """What products will do, before the first one: ``print(A.plan)``.
+
+        Asking changes nothing about them.
         """
-        parts = [p for value in vars(self).values() for p in _operators(value)]
-        plans = dict.fromkeys(part.plan() for part in parts)
-        return ", ".join(plan for plan in plans if plan)
+        parts = tuple((type(A).__name__, A.plan) for A in self._parts())
+        if parts:
+            return Plan("part by part", "each part has a plan of its own", parts=parts)
+        return Plan("direct", "the operator needs no data")
+
+    def for_many(self, *, forms: bool = False) -> LinearOperator:
+        """The same matrix, with what is worth keeping for many products kept.
+
+        Estimators take their products with it. It is decided now and for good, so that a product
+        does not depend on what was done before; what is kept is filled now. A matrix that keeps
+        nothing is returned as it is. ``forms`` says that only quadratic forms are wanted, for which
+        less is worth keeping.
+        """
+        if self._many is None:
+            prepared = self._prepared()
+            if prepared is self:
+                return self  # not stored: a reference to itself would outlive its last user
+            self._many = prepared
+        return self._many
+
+    _many: LinearOperator | None = None
+
+    def _prepared(self) -> LinearOperator:
+        """This operator made of parts for many products."""
+        mine = self._attributes()
+        ready = {name: _for_many(value) for name, value in mine.items()}
+        if all(value is mine[name] for name, value in ready.items()):
+            return self
+        twin = copy.copy(self)
+        vars(twin).update(ready)
+        return twin
+
+    def _attributes(self) -> dict[str, object]:
+        return {name: value for name, value in vars(self).items() if name != "_many"}
+
+    def _parts(self) -> list[LinearOperator]:
+        """The operators that this one is made of."""
+        return [A for value in self._attributes().values() for A in _operators(value)]
+
+    @property
+    def keeping(self) -> str:
+        """``"kept"`` or ``"streamed"``, empty where there is no choice; for sums, of each part.
+
+        Both give the same products up to rounding, so that it belongs to an estimate's checkpoint.
+        """
+        words = dict.fromkeys(A.keeping for A in self._parts())
+        return ", ".join(word for word in words if word)
+
+    def release(self) -> None:
+        """Let go what is kept for products; the next one that needs it makes it again."""
+        for A in self._parts():
+            A.release()
 
     @property
     def T(self) -> LinearOperator:
@@ -205,8 +256,13 @@ class LinearOperator(ABC):
             return self._matmat(identity)
 
     def to_scipy(self) -> scipy.sparse.linalg.LinearOperator:
-        """The same operator for SciPy (NumPy arrays in, NumPy arrays out, on the CPU)."""
+        """The same operator for SciPy (NumPy arrays in, NumPy arrays out, on the CPU).
+
+        SciPy takes many products, so that what is worth it is kept, see :meth:`for_many`.
+        """
         import scipy.sparse.linalg
+
+        A = self.for_many()
 
         def product(apply: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
             def call(x: Any) -> Any:
@@ -217,7 +273,7 @@ class LinearOperator(ABC):
 
             return call
 
-        forward, adjoint = product(self._matmat), product(self._rmatmat)
+        forward, adjoint = product(A._matmat), product(A._rmatmat)
         dtype = torch.empty(0, dtype=self.dtype).numpy().dtype
         return scipy.sparse.linalg.LinearOperator(
             self.shape, forward, rmatvec=adjoint, matmat=forward, rmatmat=adjoint, dtype=dtype
@@ -256,6 +312,17 @@ class LinearOperator(ABC):
         return (
             f"{type(self).__name__}({self.shape[0]}×{self.shape[1]}, {dtype}, {self.device}{facts})"
         )
+
+
+def _for_many(value: object) -> object:
+    """An attribute with its operators made for many products; the same object where it has none."""
+    if isinstance(value, LinearOperator):
+        return value.for_many()
+    if isinstance(value, list | tuple) and _operators(value):
+        ready = [_for_many(thing) for thing in value]
+        changed = any(a is not b for a, b in zip(ready, value, strict=True))
+        return type(value)(ready) if changed else value
+    return value
 
 
 def _operators(value: object) -> list[LinearOperator]:

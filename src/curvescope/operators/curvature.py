@@ -7,34 +7,44 @@ such matrices again, and cost one sweep over the data.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 from torch import Tensor
 
 from curvescope import _checks
-from curvescope._state import full_precision
+from curvescope._state import full_precision, without_gradients
+from curvescope.engine.engine import Engine
+from curvescope.engine.matrix import Matrix, Options, ProductOptions
+from curvescope.engine.plan import Plan
 from curvescope.errors import CurvescopeError
 from curvescope.operators.base import LinearOperator
-from curvescope.operators.layer import LayerRoot, layers_of
+from curvescope.operators.layer import LayerRoot
 from curvescope.problem import ParamSpace, Problem
 from curvescope.record.outputs import Mix, SampledFisher
-from curvescope.record.sweep import Footprint, Options, sweep_of
-from curvescope.record.vanishing import residual_has_no_diagonal
+from curvescope.record.piecewise import PiecewiseLinear
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Curvature(LinearOperator):
     """A curvature matrix over the parameters of a problem.
 
     Args:
-        problem: what is differentiated.
-        mix: which combination of ``E`` and ``Jᵀ B J``.
-        space: the parameters of this block (default: all of the problem's).
-        options: how products are made; the matrices below take its fields as keywords:
+        problem: What is differentiated.
+        mix: Which combination of ``E`` and ``Jᵀ B J``.
+        space: The parameters of this block (default: all of the problem's).
+        keep: ``"auto"`` (default) streams a product: each batch is linearized, applied and dropped.
+            For many products, which estimators ask for by :meth:`for_many`, the linearized batches
+            are kept if they fit into half of the free memory. ``True`` keeps them for every
+            product, ``False`` streams every product.
+        columns: How many columns go through the data together (default: chosen from free memory).
+        cuda_graph: Replay kept products as a CUDA graph, for small models on a GPU (with
+            ``keep=True``).
 
-    Options:
-        keep: ``"auto"`` streams a lone product, and keeps the linearized batches for many if they
-            fit into half of the free memory: for those of an estimator from the first one on (see
-            :meth:`plan`), else from the second one on; ``True`` keeps at once; ``False`` streams.
-        columns: how many columns go through the data together (default: chosen from free memory).
-        cuda_graph: replay kept products as a CUDA graph, for small models on a GPU (``keep=True``).
+    The last three are options of every curvature matrix; ``print(A.plan)`` says what they come to.
+    How many products were made before changes nothing.
     """
 
     def __init__(
@@ -43,14 +53,15 @@ class Curvature(LinearOperator):
         mix: Mix,
         *,
         space: ParamSpace | None = None,
-        options: Options | None = None,
+        **options: Unpack[ProductOptions],
     ) -> None:
+        where = type(self).__name__
         if not isinstance(problem, Problem):
-            where = f"{type(self).__name__}(problem)"
-            raise CurvescopeError(where, "needs a Problem", given=type(problem).__name__)
-        self._mix, self._options = mix, options or Options()
-        self._options.check(type(self).__name__, problem)
-        self.problem, self.space = problem, space or problem.params
+            rule = "needs a Problem"
+            raise CurvescopeError(f"{where}(problem)", rule, given=type(problem).__name__)
+        self._how = Options.of(where, problem, options)
+        self._matrix = Matrix(problem, mix, space or problem.params)
+        self.problem, self.space = problem, self._matrix.space
         self._sound = False  # whether a product has been looked at for overflow
         n = self.space.size
         psd = mix.psd(convex=problem.loss.convex)
@@ -58,61 +69,101 @@ class Curvature(LinearOperator):
             (n, n), dtype=problem.dtype, device=problem.device, symmetric=True, psd=psd
         )
 
+    @property
+    def mix(self) -> Mix:
+        """Which combination of ``E`` and ``Jᵀ B J``."""
+        return self._matrix.mix
+
+    # Products -----------------------------------------------------------------------------------
+
+    @property
+    def _engine(self) -> Engine:
+        return self.problem.companion(Engine)
+
     def _matmat(self, X: Tensor) -> Tensor:
         with full_precision(self.device):
-            Y = layers_of(self.problem).product(self._mix, self.space, X, self._options)
-            if Y is None:
-                Y = sweep_of(self.problem).product(self._mix, self.space, X, self._options)
+            Y = self._engine.product(self._matrix, X.T.contiguous(), self._how).T
         if not self._sound and _checks.finite(X):
             _checks.all_finite(f"{self} @ x", Y)
             self._sound = True
         return Y
 
-    def _decided_by(self) -> tuple[object, ...]:
-        drawn = any(isinstance(matrix, SampledFisher) for matrix, _ in self._mix.outputs)
-        # Draws belong to the place of a sample in its batch.
-        problem = self.problem.identity_in_order if drawn else self.problem.identity
-        return "curvature", problem, self._mix, self.space.names
-
-    def plan(self, *, forms: bool = False) -> str:
-        """``"kept"`` or ``"streamed"``; see :meth:`LinearOperator.plan`."""
-        keep = self._options.keep
-        if forms and self._mix.residual == 0.0:
-            return ""
-        with full_precision(self.device):
-            if layers_of(self.problem).plan(self._mix, self.space, self._options):
-                return "kept"
-            return sweep_of(self.problem).plan(keep, second_order=self._mix.residual != 0.0)
-
     def _quadratic(self, X: Tensor) -> Tensor:
         """``xᵀ Jᵀ B J x = (J x)ᵀ B (J x)``: no backward pass, about half a product."""
-        if self._mix.residual == 0.0:
-            with full_precision(self.device):
-                sweep = sweep_of(self.problem)
-                forms = sweep.quadratic(self._mix, self.space, X, self._options)
-            if forms is not None:
-                return forms
-        return super()._quadratic(X)
+        with full_precision(self.device):
+            return self._engine.forms(self._matrix, X.T.contiguous(), self._how)
+
+    @property
+    def plan(self) -> Plan:
+        """What products will do, see :class:`Plan`; costs about a gradient on one batch.
+
+        >>> import torch
+        >>> from torch import nn
+        >>> from curvescope.operators.hessian import Hessian
+        >>> model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+        >>> H = Hessian(Problem(model, (torch.ones(4, 3), torch.tensor([0, 1, 1, 0]))))
+        >>> H.plan.strategy, H.plan.many.strategy
+        ('streamed tape', 'kept tape')
+        """
+        with full_precision(self.device), without_gradients():
+            return self._engine.plan(self._matrix, self._how)
+
+    def for_many(self, *, forms: bool = False) -> Curvature:
+        """See :meth:`LinearOperator.for_many`: ``keep="auto"`` is decided, now and for good."""
+        if self._how.keep == "auto" and forms and not self._matrix.second_order:
+            return self  # one forward pass, whose record serves nothing else
+        twin = super().for_many(forms=forms)
+        assert isinstance(twin, Curvature)
+        return twin
+
+    def _prepared(self) -> Curvature:
+        with full_precision(self.device), without_gradients():
+            keep = self._engine.keep(self._matrix, self._how)
+        return self if self._how.keep == keep else self._like(keep=keep)
+
+    @property
+    def keeping(self) -> str:
+        """``"kept"`` or ``"streamed"``; see :attr:`LinearOperator.keeping`."""
+        return "kept" if self._how.keep is True else "streamed"
+
+    def release(self) -> None:
+        """Let go what is kept for this problem, that of all operators on it; see :attr:`plan`."""
+        self._engine.release()
+
+    def _decided_by(self) -> tuple[object, ...]:
+        drawn = any(isinstance(matrix, SampledFisher) for matrix, _ in self.mix.outputs)
+        # Draws belong to the place of a sample in its batch.
+        problem = self.problem.identity_in_order if drawn else self.problem.identity
+        return "curvature", problem, self.mix, self.space.names
 
     def same_diagonal(self) -> LinearOperator:
         """``Jᵀ B J`` alone where ``E`` has a zero diagonal, as in piecewise linear networks."""
-        if self._mix.residual == 0.0 or not residual_has_no_diagonal(self.problem, self.space):
+        piecewise = self.problem.companion(PiecewiseLinear)
+        if not self._matrix.second_order:
             return self
-        return self._like(Mix(0.0, self._mix.outputs), self.space)
+        if not piecewise.behind_each_layer(self.problem, self.space):
+            return self
+        return self._like(mix=Mix(0.0, self.mix.outputs))
 
-    def _like(self, mix: Mix, space: ParamSpace) -> Curvature:
-        return Curvature(self.problem, mix, space=space, options=self._options)
+    def _like(
+        self, *, mix: Mix | None = None, space: ParamSpace | None = None, keep: bool | None = None
+    ) -> Curvature:
+        how = self._how if keep is None else replace(self._how, keep=keep)
+        return Curvature(
+            self.problem, mix or self.mix, space=space or self.space, keep=how.keep,
+            columns=how.columns, cuda_graph=how.cuda_graph,
+        )  # fmt: skip
 
     def block(self, name: str) -> Curvature:
         """The diagonal block of a layer (``"fc1"``) or a parameter (``"fc1.weight"``), exactly.
 
         Nothing before the layer is differentiated, and nothing outside the block is computed. The
         block of a linear or convolution layer is applied in closed form, without differentiation
-        (:mod:`curvescope.operators.layer`), where that is exact: for every ``Jᵀ B J``, and for the
-        Hessian when the network behind the layer is piecewise linear.
+        (:mod:`curvescope.engine.closed_form`), where that is exact and pays: for every ``Jᵀ B J``,
+        and for the Hessian when the network behind the layer is piecewise linear.
         """
         names = self.space.resolve(name, f"{type(self).__name__}(problem)")
-        return self._like(self._mix, self.space.select(names))
+        return self._like(space=self.space.select(names))
 
     def root(self) -> LayerRoot | None:
         """``R`` with ``Rᵀ R`` this matrix, for the block of a layer in closed form; else None.
@@ -120,22 +171,18 @@ class Curvature(LinearOperator):
         It has a row for each sample and output direction. Where there are fewer of them than
         parameters, eigenpairs are cheaper to find from ``R Rᵀ``.
         """
-        return layers_of(self.problem).root(self._mix, self.space, self._options)
-
-    def footprint(self) -> Footprint:
-        """What keeping this operator's linearization would hold, before it is kept."""
-        layers = layers_of(self.problem)
-        part = layers.part(self.space)
-        if part is not None and layers.applies(part, self._mix):
-            return layers.footprint(part.layer, self._mix)
-        return sweep_of(self.problem).footprint(second_order=self._mix.residual != 0.0)
+        root = self._engine.root(self._matrix, self._how)
+        if root is None:
+            return None
+        part, [(square, pieces)] = root
+        return LayerRoot(self._matrix, part, pieces, square**0.5)
 
     def _scaled(self, factor: float) -> LinearOperator:
-        return self._like(self._mix * factor, self.space)
+        return self._like(mix=self.mix * factor)
 
     def _merged(self, own: float, factor: float, other: LinearOperator) -> LinearOperator | None:
         if not isinstance(other, Curvature) or other.problem is not self.problem:
             return None
         if other.space.names != self.space.names:
             return None
-        return self._like(self._mix * own + other._mix * factor, self.space)
+        return self._like(mix=self.mix * own + other.mix * factor)

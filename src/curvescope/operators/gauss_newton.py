@@ -1,19 +1,28 @@
-"""Gauss–Newton and Fisher matrices: ``Jᵀ B J``, positive semi-definite."""
+"""Gauss–Newton and Fisher matrices: ``Jᵀ B J``, positive semi-definite.
+
+All of them take ``keep``, ``columns`` and ``cuda_graph``, which say how products are made, see
+:class:`curvescope.operators.curvature.Curvature`.
+"""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 
 from curvescope import _checks
+from curvescope.engine.matrix import ProductOptions
 from curvescope.errors import CurvescopeError
 from curvescope.operators.curvature import Curvature
 from curvescope.problem import Problem
 from curvescope.record.outputs import GradientOuter, LossHessian, Mix, SampledFisher
-from curvescope.record.sweep import Options
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class GaussNewton(Curvature):
-    """``G = (1/N) Σ_n J_nᵀ (∂²ℓ/∂z²) J_n`` (OP-3).
+    """``G = (1/N) Σ_n J_nᵀ (∂²ℓ/∂z²) J_n``.
 
     For cross-entropy ``∂²ℓ/∂z² = diag(p) − p pᵀ`` (TR 5.1). For the three standard losses
     G equals the Fisher information matrix. It is positive semi-definite when the loss is convex in
@@ -28,17 +37,8 @@ class GaussNewton(Curvature):
     tensor([[1.]], dtype=torch.float64)
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        *,
-        keep: str | bool = "auto",
-        columns: int | None = None,
-        cuda_graph: bool = False,
-    ) -> None:
-        super().__init__(
-            problem, Mix(0.0, ((LossHessian(), 1.0),)), options=Options(keep, columns, cuda_graph)
-        )
+    def __init__(self, problem: Problem, **options: Unpack[ProductOptions]) -> None:
+        super().__init__(problem, Mix(0.0, ((LossHessian(), 1.0),)), **options)
 
 
 class MonteCarloFisher(Curvature):
@@ -54,9 +54,7 @@ class MonteCarloFisher(Curvature):
         *,
         samples: int = 1,
         generator: torch.Generator,
-        keep: str | bool = "auto",
-        columns: int | None = None,
-        cuda_graph: bool = False,
+        **options: Unpack[ProductOptions],
     ) -> None:
         _checks.positive_int("MonteCarloFisher", "samples", samples)
         source = _checks.generator("MonteCarloFisher", generator)
@@ -65,7 +63,7 @@ class MonteCarloFisher(Curvature):
             raise CurvescopeError("MonteCarloFisher(problem)", rule, remedy="use `shuffle=False`")
         seed = int(torch.randint(2**62, (), generator=source, device=source.device))
         mix = Mix(0.0, ((SampledFisher(int(samples), seed), 1.0),))
-        super().__init__(problem, mix, options=Options(keep, columns, cuda_graph))
+        super().__init__(problem, mix, **options)
 
 
 class EmpiricalFisher(Curvature):
@@ -75,14 +73,5 @@ class EmpiricalFisher(Curvature):
     of the gradients, not the Fisher matrix: it vanishes where every sample is fitted.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        *,
-        keep: str | bool = "auto",
-        columns: int | None = None,
-        cuda_graph: bool = False,
-    ) -> None:
-        super().__init__(
-            problem, Mix(0.0, ((GradientOuter(), 1.0),)), options=Options(keep, columns, cuda_graph)
-        )
+    def __init__(self, problem: Problem, **options: Unpack[ProductOptions]) -> None:
+        super().__init__(problem, Mix(0.0, ((GradientOuter(), 1.0),)), **options)

@@ -39,9 +39,9 @@ def dual_of(A: LinearOperator) -> Dual | None:
     """
     if isinstance(A, LowRank) and A.psd:
         return FactorGram(A)
-    if not isinstance(A, Curvature) or not A.psd or A._mix.residual or len(A._mix.outputs) != 1:
+    if not isinstance(A, Curvature) or not A.psd or A.mix.residual or len(A.mix.outputs) != 1:
         return None
-    ((matrix, factor),) = A._mix.outputs
+    ((matrix, factor),) = A.mix.outputs
     if not isinstance(matrix, LossHessian | GradientOuter):
         return None
     return GramForm(A.problem, _roots_of(matrix), space=A.space, factor=factor)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from curvescope.engine.matrix import ProductOptions
 from curvescope.operators.curvature import Curvature
 from curvescope.problem import Problem
 from curvescope.record.outputs import LossHessian, Mix
-from curvescope.record.sweep import Options
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Hessian(Curvature):
-    """``H = ∂²L/∂w²`` of the problem's mean loss, exactly (OP-2).
+    """``H = ∂²L/∂w²`` of the problem's mean loss, exactly.
 
     Symmetric, in general indefinite. A streamed product costs about 2.5 gradients, a kept one about
     1.5; ``k`` columns share one pass over the data. Weight decay is not part of the loss.
+    ``keep``, ``columns`` and ``cuda_graph`` say how products are made, see :class:`Curvature`.
 
     >>> import torch
     >>> from torch import nn
@@ -23,13 +29,5 @@ class Hessian(Curvature):
             [4., 8.]], dtype=torch.float64)
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        *,
-        keep: str | bool = "auto",
-        columns: int | None = None,
-        cuda_graph: bool = False,
-    ) -> None:
-        mix = Mix(1.0, ((LossHessian(), 1.0),))
-        super().__init__(problem, mix, options=Options(keep, columns, cuda_graph))
+    def __init__(self, problem: Problem, **options: Unpack[ProductOptions]) -> None:
+        super().__init__(problem, Mix(1.0, ((LossHessian(), 1.0),)), **options)

@@ -121,7 +121,6 @@ class Problem:
         self._ran = False  # whether the model has run once
         self._checked = False  # whether one full pass has looked at targets and outputs
         self._digests: dict[str, Any] = {}  # of the model and the data, once they were needed
-        self.cache: dict[str, Any] = {}  # what others compute for this problem, gone with it
         self._companions: dict[Any, Any] = {}  # by class; see companion
 
     def batches(self, *, own: bool = False) -> Iterator[Batch]:
@@ -462,7 +461,6 @@ class Problem:
         other = object.__new__(Problem)
         other.__dict__.update(self.__dict__)
         other.params = self.params.select(chosen)
-        other.cache = {}
         other._companions = {}
         return other
 

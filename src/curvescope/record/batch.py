@@ -1,18 +1,17 @@
-"""A linearized batch: curvature products of one batch, from a tape or from autograd graphs.
+"""A linearized batch: curvature products of one batch, from a tape of recorded linear steps.
 
-Both engines compute, for a block of directions ``v`` in parameter space,
+For a block of directions ``v`` in parameter space it computes
 
     residual · E v + Jᵀ B J v
 
-summed over the terms of the batch. :class:`TapeBatch` replays recorded linear steps and is several
-times faster; :class:`GraphBatch` differentiates autograd graphs and takes any model that autograd
-can differentiate twice.
+summed over the terms of the batch. Vectors are rows ``[k, P]``; a step sees the piece of its
+parameter, a view.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from torch import Tensor
 from curvescope._state import watching
 from curvescope.problem.batches import Batch
 from curvescope.problem.losses import LossAt
+from curvescope.problem.params import ParamSpace
 from curvescope.problem.problem import Problem
 from curvescope.record.memory import held
 from curvescope.record.outputs import Mix
@@ -27,7 +27,7 @@ from curvescope.record.recorder import Recorder
 from curvescope.record.rules import Known, Untraceable
 from curvescope.record.tape import Program, Step, cut
 
-Columns = dict[str, Tensor]  # name -> [k, *shape]
+Gradients = dict[str, Tensor]  # of the parameters that the output depends on
 
 
 class LinearizedBatch(ABC):
@@ -40,16 +40,51 @@ class LinearizedBatch(ABC):
     second_order: bool
 
     @abstractmethod
-    def product(self, mix: Mix, vectors: Columns) -> Columns:
-        """The block product; ``vectors`` names the parameters of the block."""
+    def product(
+        self, mix: Mix, space: ParamSpace, rows: Tensor, total: Tensor, *, write: bool = False
+    ) -> None:
+        """Add the products with ``rows: [k, P]`` to ``total``, or ``write`` them over it."""
 
     @abstractmethod
-    def width(self, mix: Mix, names: Sequence[str]) -> int:
+    def width(self, mix: Mix, space: ParamSpace) -> int:
         """Numbers that one column needs at the widest point of a product."""
 
     @abstractmethod
     def residuals(self) -> list[Tensor]:
         """The tensors that this object keeps alive, each memory once."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The programs of a product over some parameters, and where these lie in a row."""
+
+    forward: Program
+    backward: Program
+    seeds: tuple[tuple[int, slice, torch.Size], ...]  # slot, place in a row, shape
+    results: tuple[tuple[int | None, slice], ...]  # slot (None: no gradient), place in a row
+    width: int  # numbers that one column needs at the widest point
+
+    def seeded(self, rows: Tensor) -> dict[int, Tensor]:
+        """Slot -> tangent, views of the rows; a single one goes without a leading dimension."""
+        if len(rows) == 1:
+            row = rows[0]
+            return {slot: row[place].view(shape) for slot, place, shape in self.seeds}
+        k = len(rows)
+        return {slot: rows[:, place].view(k, *shape) for slot, place, shape in self.seeds}
+
+    def collect(
+        self, tangents: dict[int, Tensor], factor: float, total: Tensor, write: bool
+    ) -> None:
+        """Add the gradients times ``factor`` to ``total``, or write them over it."""
+        for slot, place in self.results:
+            target = total[:, place]
+            g = None if slot is None else tangents.get(slot)
+            if g is not None:
+                g = g.reshape(target.shape)
+                g = g if factor == 1.0 else g * factor
+                target.copy_(g) if write else target.add_(g)
+            elif write:
+                target.zero_()
 
 
 class TapeBatch(LinearizedBatch):
@@ -73,26 +108,23 @@ class TapeBatch(LinearizedBatch):
             raise Untraceable(msg)
         self._output: int = output
         self._forward: list[Step] = self._recorder.drain()
+        # Decides how columns are best taken.
+        self.convolves = any("convolution" in step.name for step in self._forward)
         self._backward: list[Step] = []
         self._gradients: dict[str, int] = {}
         self._cotangent = -1
         self._loss: LossAt = problem.loss_at(self._z, batch)
         self.weight = self._loss.weight
-        self._programs: dict[object, tuple[Program, Program]] = {}
+        self._cuts: dict[object, Cut] = {}
 
     @property
     def output(self) -> Tensor:
         """``z``, while the batch is being recorded."""
         return self._z.detach()
 
-    @property
-    def convolves(self) -> bool:
-        """Whether a convolution is among the steps; it decides how columns are best taken."""
-        return any("convolution" in step.name for step in self._forward)
-
     # Recording ----------------------------------------------------------------------------------
 
-    def record_backward(self, u: Tensor | None = None, *, second_order: bool = True) -> Columns:
+    def record_backward(self, u: Tensor | None = None, *, second_order: bool = True) -> Gradients:
         """Record ``Jᵀ u`` (default: the loss gradient) and return it; the graph is freed."""
         u = self._loss.gradient() if u is None else u
         self.second_order = second_order
@@ -117,14 +149,14 @@ class TapeBatch(LinearizedBatch):
         self._forward = [step.condensed(known) for step in self._forward]
         self._backward = [step.condensed(known) for step in self._backward]
 
-    def pull_back(self, u: Tensor) -> Columns:
+    def pull_back(self, u: Tensor) -> Gradients:
         """``Jᵀ u`` without recording, for a batch that is used once; the graph is freed."""
         with self._problem.evaluation():
             gradients = self._pull(u)
         self._release()
         return gradients
 
-    def _pull(self, u: Tensor) -> Columns:
+    def _pull(self, u: Tensor) -> Gradients:
         try:
             pieces = torch.autograd.grad(
                 self._z, list(self._variables.values()), u, allow_unused=True
@@ -142,67 +174,76 @@ class TapeBatch(LinearizedBatch):
 
     # Products -----------------------------------------------------------------------------------
 
-    def push_forward(self, vectors: Columns) -> Tensor:
-        """``J v`` for the columns; the backward pass need not be recorded."""
-        tangents = self._seeded(vectors)
-        self._pushing(tuple(vectors)).run(tangents, columns=_several(vectors))
-        return _lifted(tangents[self._output], vectors)
+    def push_forward(self, space: ParamSpace, rows: Tensor) -> Tensor:
+        """``J v`` for the rows, ``[k, *z.shape]``; the backward pass need not be recorded."""
+        push = self._pushing(space)
+        tangents = push.seeded(rows)
+        push.forward.run(tangents, columns=len(rows) > 1)
+        return _lifted(tangents[self._output], rows)
 
-    def quadratic(self, mix: Mix, vectors: Columns) -> Tensor:
-        """``vᵀ Jᵀ B J v`` for each column, in float64: ``[k]``."""
-        t = self.push_forward(vectors)
+    def quadratic(self, mix: Mix, space: ParamSpace, rows: Tensor) -> Tensor:
+        """``vᵀ Jᵀ B J v`` for each row, in float64: ``[k]``."""
+        t = self.push_forward(space, rows)
         return (t.double() * self.middle(mix, t)).flatten(1).sum(1)
 
-    def push_width(self, names: Sequence[str]) -> int:
+    def push_width(self, space: ParamSpace) -> int:
         """Numbers that one column of :meth:`push_forward` needs at its widest point."""
-        return self._pushing(tuple(names)).width
+        return self._pushing(space).width
 
-    def _pushing(self, names: tuple[str, ...]) -> Program:
-        key = ("push", names)
-        if key not in self._programs:
+    def _pushing(self, space: ParamSpace) -> Cut:
+        key = ("push", space.names)
+        if key not in self._cuts:
             sizes = self._sizes if self._backward else self._recorder.sizes
-            program = cut(self._forward, sizes, [self._params[n] for n in names], [self._output])
-            self._programs[key] = (program, program)
-        return self._programs[key][0]
+            seeds = [self._params[n] for n in space.names]
+            program = cut(self._forward, sizes, seeds, [self._output])
+            self._cuts[key] = self._placed(space, program, program, program.width)
+        return self._cuts[key]
 
     def middle(self, mix: Mix, t: Tensor) -> Tensor:
         """``B t`` at this batch's output."""
         return mix.middle(self._loss, self._index, t)
 
-    def product(self, mix: Mix, vectors: Columns) -> Columns:
+    def product(
+        self, mix: Mix, space: ParamSpace, rows: Tensor, total: Tensor, *, write: bool = False
+    ) -> None:
         """See :class:`LinearizedBatch`."""
-        forward, backward = self._cut(mix, tuple(vectors))
-        several = _several(vectors)
-        tangents = self._seeded(vectors)
-        forward.run(tangents, columns=several)
+        own = self._cut(mix, space)
+        tangents = own.seeded(rows)
+        self._run(own, mix, rows, tangents)
+        factor = 1.0 if mix.residual == 0.0 else mix.residual
+        own.collect(tangents, factor, total, write)
+
+    def curves(self, space: ParamSpace, rows: Tensor) -> bool:
+        """Whether ``E v`` has any term for the rows: gates may stop every tangent on its way."""
+        own = self._cut(ONLY_E, space)
+        tangents = own.seeded(rows)
+        self._run(own, ONLY_E, rows, tangents)
+        return any(slot in tangents for slot, _ in own.results)
+
+    def _run(self, own: Cut, mix: Mix, rows: Tensor, tangents: dict[int, Tensor]) -> None:
+        """Push tangents forwards, through the matrix at the output, and back; in place."""
+        several = len(rows) > 1
+        own.forward.run(tangents, columns=several)
         u = None
         if mix.outputs and self._output in tangents:
-            u = self.middle(mix, _lifted(tangents[self._output], vectors))
+            u = self.middle(mix, _lifted(tangents[self._output], rows))
             u = u if several else u[0]
         if mix.residual == 0.0:
-            tangents = {}
+            tangents.clear()
         elif u is not None and mix.residual != 1.0:
             u = u / mix.residual
         if u is not None:
             tangents[self._cotangent] = u
-        backward.run(tangents, columns=several)
-        result = {}
-        for name in vectors:
-            slot = self._gradients.get(name)
-            if slot is not None and slot in tangents:
-                g = _lifted(tangents[slot], vectors)
-                result[name] = g if mix.residual in (0.0, 1.0) else g * mix.residual
-        return result
+        own.backward.run(tangents, columns=several)
 
-    def width(self, mix: Mix, names: Sequence[str]) -> int:
+    def width(self, mix: Mix, space: ParamSpace) -> int:
         """See :class:`LinearizedBatch`."""
-        forward, backward = self._cut(mix, tuple(names))
-        kept = sum(self._sizes[s] for s in forward.kept) if mix.residual else 0
-        return max(forward.width, backward.width + kept)
+        return self._cut(mix, space).width
 
-    def _cut(self, mix: Mix, names: tuple[str, ...]) -> tuple[Program, Program]:
-        key = (mix.residual != 0.0, bool(mix.outputs), names)
-        if key not in self._programs:
+    def _cut(self, mix: Mix, space: ParamSpace) -> Cut:
+        key = (mix.residual != 0.0, bool(mix.outputs), space.names)
+        if key not in self._cuts:
+            names = space.names
             seeds = {self._params[n] for n in names}
             wanted = [self._gradients[n] for n in names if n in self._gradients]
             later = [self._cotangent] if mix.outputs else []
@@ -216,12 +257,16 @@ class TapeBatch(LinearizedBatch):
             else:
                 backward = cut(self._backward, self._sizes, later, wanted)
                 forward = cut(self._forward, self._sizes, seeds, [self._output])
-            self._programs[key] = (forward, backward)
-        return self._programs[key]
+            kept = sum(self._sizes[s] for s in forward.kept) if mix.residual else 0
+            width = max(forward.width, backward.width + kept)
+            self._cuts[key] = self._placed(space, forward, backward, width)
+        return self._cuts[key]
 
-    def _seeded(self, vectors: Columns) -> dict[int, Tensor]:
-        several = _several(vectors)
-        return {self._params[n]: v if several else v[0] for n, v in vectors.items()}
+    def _placed(self, space: ParamSpace, forward: Program, backward: Program, width: int) -> Cut:
+        """The programs with the places of their parameters, looked up once."""
+        seeds = tuple((self._params[n], space.slice(n), s) for n, s in space.shapes.items())
+        results = tuple((self._gradients.get(n), space.slice(n)) for n in space.names)
+        return Cut(forward, backward, seeds, results, width)
 
     def residuals(self) -> list[Tensor]:
         """The tensors that the steps keep, each memory once."""
@@ -229,88 +274,9 @@ class TapeBatch(LinearizedBatch):
         return held([step.linear for step in steps], self._loss)
 
 
-def _several(vectors: Columns) -> bool:
-    return next(iter(vectors.values())).shape[0] > 1
+ONLY_E = Mix(1.0, ())
 
 
-def _lifted(t: Tensor, vectors: Columns) -> Tensor:
+def _lifted(t: Tensor, rows: Tensor) -> Tensor:
     """A tangent with its leading column dimension, which single products do without."""
-    return t if _several(vectors) else t[None]
-
-
-class GraphBatch(LinearizedBatch):
-    """A batch as autograd graphs: ``g(w, u) = J(w)ᵀ u``, differentiated by ``u`` and by ``w``."""
-
-    second_order = True
-
-    def __init__(self, problem: Problem, batch: Batch) -> None:
-        self._index = batch.index
-        self._variables = problem.variables()
-        with problem.evaluation():
-            self._z = problem.output(self._variables, batch)
-            self._loss = problem.loss_at(self._z, batch)
-            self.weight = self._loss.weight
-            self._u = self._loss.gradient().requires_grad_()
-            pieces = torch.autograd.grad(
-                self._z, list(self._variables.values()), self._u, create_graph=True,
-                allow_unused=True,
-            )  # fmt: skip
-        self._g = {n: g for n, g in zip(self._variables, pieces, strict=True) if g is not None}
-
-    def product(self, mix: Mix, vectors: Columns) -> Columns:
-        """See :class:`LinearizedBatch`; columns one after the other."""
-        count = next(iter(vectors.values())).shape[0]
-        columns = [self._single(mix, {n: v[k] for n, v in vectors.items()}) for k in range(count)]
-        return {n: torch.stack([c[n] for c in columns]) for n in vectors if n in self._g}
-
-    def _single(self, mix: Mix, v: dict[str, Tensor]) -> dict[str, Tensor]:
-        inside = {n: t for n, t in v.items() if n in self._g}
-        targets = [self._variables[n] for n in inside]
-        outputs, weights = [], []
-        if mix.outputs:
-            # J v = ∂⟨g(w, u), v⟩/∂u: the reverse-mode way to a forward product.
-            (jv,) = torch.autograd.grad(
-                [self._g[n] for n in inside], self._u, list(inside.values()), retain_graph=True
-            )
-            outputs.append(self._z)
-            weights.append(mix.middle(self._loss, self._index, jv[None])[0])
-        if mix.residual:
-            for n, t in inside.items():
-                if self._g[n].requires_grad:
-                    outputs.append(self._g[n])
-                    weights.append(t * mix.residual)
-        if not outputs:
-            return {n: torch.zeros_like(t) for n, t in inside.items()}
-        pieces = torch.autograd.grad(
-            outputs, targets, weights, retain_graph=True, allow_unused=True, materialize_grads=True
-        )
-        return dict(zip(inside, pieces, strict=True))
-
-    def residuals(self) -> list[Tensor]:
-        """See :class:`LinearizedBatch`: what the graphs saved is not listed, but bounded.
-
-        The graphs of value and gradient save about the forward and backward tensors, whose number
-        autograd does not tell; the saved tensors of the nodes are counted.
-        """
-        return held(_saved([self._z, *self._g.values()]), self._loss)
-
-    def width(self, mix: Mix, names: Sequence[str]) -> int:
-        """See :class:`LinearizedBatch`: columns are taken one by one."""
-        return self._z.numel()
-
-
-def _saved(roots: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors that the nodes of autograd graphs saved for their backward passes."""
-    found: list[Tensor] = []
-    seen: set[object] = set()
-    queue = [t.grad_fn for t in roots if t.grad_fn is not None]
-    while queue:
-        node = queue.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        for name in dir(node):
-            if name.startswith("_saved_") and isinstance(value := getattr(node, name), Tensor):
-                found.append(value)
-        queue.extend(parent for parent, _ in node.next_functions if parent is not None)
-    return found
+    return t if len(rows) > 1 else t[None]

@@ -4,7 +4,7 @@ An :class:`Estimator` is an estimate cut into steps: a constructor that takes th
 settings, a method that takes one step, named tensors that hold what the steps have come to, and the
 result that they make. :func:`run` takes the steps. Around them it
 
-- asks the operator for its plan, so that products do not depend on what was done with it before;
+- takes the operator for many products, which keeps what they need before the first one;
 - counts the products, by handing the estimator an operator that does;
 - reports progress after every step, and lets ctrl-C through between two of them;
 - writes the tensors and the state of every generator to a checkpoint, and goes on from one, if it
@@ -136,7 +136,7 @@ def run(
     kind: Any = estimator
     task = kind.task
     tell, returns, path, every = _options(task, control)
-    plan = require_operator(task, A).plan(forms=kind.forms)
+    A = require_operator(task, A).for_many(forms=kind.forms)
     counted = Counted(A)
     bound: dict[str, object] = {}
     place: io.Checkpoint | None = None
@@ -144,7 +144,7 @@ def run(
         arguments = inspect.signature(estimator).bind(counted, *args, **settings)
         arguments.apply_defaults()
         bound = dict(list(arguments.arguments.items())[1:])
-        place = _checkpoint(path, kind, counted, bound, plan)
+        place = _checkpoint(path, kind, counted, bound, A.keeping)
     steps = estimator(counted, *args, **settings)
     with _held() as pressed:
         course = _Course(steps, counted, bound, place)

@@ -16,8 +16,8 @@ from curvescope.flatness.trace_gradient.forward import quiet
 from curvescope.problem.batches import Batch
 from curvescope.problem.losses import Loss
 from curvescope.problem.problem import Problem
+from curvescope.record.piecewise import PiecewiseLinear
 from curvescope.record.samples import first_samples, tensors
-from curvescope.record.vanishing import residual_has_no_diagonal
 
 
 def functions_of_piecewise_affine(
@@ -25,7 +25,7 @@ def functions_of_piecewise_affine(
 ) -> frozenset[Callable[..., Any]] | None:
     """The functions of torch that a model runs, if all that follows its parameters is so.
 
-    Read off a recorded pass (:mod:`curvescope.record.vanishing`); every parameter must be used
+    Read off a recorded pass (:mod:`curvescope.record.piecewise`); every parameter must be used
     once. None otherwise, and for models that cannot be recorded. A pass that runs other functions
     than these may be of another kind. Cost: a few passes of a few samples.
 
@@ -50,7 +50,7 @@ def functions_of_piecewise_affine(
     try:
         with torch.autocast(device, enabled=False):
             problem = Problem(model, [(few.inputs, few.target)], loss)
-            affine = residual_has_no_diagonal(problem, problem.params)
+            affine = PiecewiseLinear(problem).behind_each_layer(problem, problem.params)
     except torch.OutOfMemoryError:
         raise
     except CurvescopeError:  # a model that no problem can be made of

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from curvescope.record.rules.generic import generic, pointwise
+from curvescope.record.rules.generic import generic
 from curvescope.record.rules.shapes import shifted
 from curvescope.record.rules.step import (
     Call,
@@ -121,10 +121,18 @@ def _mul_scalar(call: Call) -> LinearStep:
 
 @rule(aten.div.Tensor, aten.div.Scalar)
 def _div(call: Call) -> LinearStep:
-    if call.active != [0]:
-        return pointwise(call)
+    """``(a / b)' = a' / b − b' (a / b) / b``; the first is the same whether ``b`` varies or not."""
     divisor, ndim = call.leaves[1], call.out.ndim
-    return make_step(lambda t, *_: t / divisor, lambda t, *_: lift(t, ndim) / divisor)
+    slope: Any = -call.out.detach() / divisor.detach() if 1 in call.active else None
+
+    def single(a: Tensor | None, b: Tensor | None = None, *_: Tensor | None) -> Outputs:
+        return total([None if a is None else a / divisor, None if b is None else b * slope])
+
+    def block(a: Tensor | None, b: Tensor | None = None, *_: Tensor | None) -> Outputs:
+        a, b = (t if t is None else lift(t, ndim) for t in (a, b))
+        return single(a, b)
+
+    return make_step(single, block)
 
 
 @rule(aten.neg.default)

@@ -11,7 +11,6 @@ from torch import Tensor
 from curvescope.figures.model import Picture
 from curvescope.operators.hessian import Hessian
 from curvescope.problem import Problem
-from curvescope.record.sweep import sweep_of
 from curvescope.spectra.eigensolver import eigenpairs
 from curvescope.spectra.measure import SpectralMeasure, spectral_measure
 from curvescope.structure.outliers import widest_gap
@@ -68,7 +67,7 @@ def hessian(settings: Settings, key: str, problem: Problem, stream: int) -> Foun
             measure = spectral_measure(H, steps=steps, deflate=out, generator=generator)
             kept = subjects.saved_measure(measure)
             found |= {f"{name} {part}": tensor for part, tensor in kept.items()}
-        sweep_of(problem).release()
+        H.release()
         return found
 
     kept = settings.once(key, compute)

@@ -13,7 +13,6 @@ from curvescope.operators.base import LinearOperator
 from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.operators.hessian import Hessian
 from curvescope.problem import Problem
-from curvescope.record.sweep import sweep_of
 from curvescope.spectra.eigensolver import EigenPairs, eigenpairs
 from curvescope.spectra.measure import SpectralMeasure, spectral_measure
 from curvescope.structure.outliers import widest_gap
@@ -92,7 +91,7 @@ def _measure(
         "E": residual or density(H - G, 0),
     }
     plain = density(H, 0)
-    sweep_of(problem).release()
+    H.release()
     return Split(pairs, measures, plain)
 
 

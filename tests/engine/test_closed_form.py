@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,16 +12,38 @@ import torch
 from torch import Tensor, nn
 
 import curvescope as cs
-from curvescope.operators.layer import layers_of
+from curvescope.engine import closed_form
+from curvescope.engine.engine import Engine
+from curvescope.engine.layer_factors import Factors, Gradients, Products
 from curvescope.record import memory
-from curvescope.record.layer_factors import Gradients, Products
-from curvescope.record.sweep import sweep_of
 from tests.cases import classes, convert
 from tests.conformance import assert_relative, check_operator, check_products
 from tests.operators.test_layer_blocks import NETWORKS, RTOL, problem_of, recorded, relu_mlp
 from tests.reference.curvature import Reference
 from tests.reference.losses import CrossEntropy
 from tests.tolerances import REORDERED
+
+
+@contextmanager
+def counted_captures() -> Iterator[list[int]]:
+    """Notes every pass that records a layer."""
+    calls: list[int] = []
+    own = closed_form.capture
+
+    def noted(*args: Any) -> Any:
+        calls.append(1)
+        return own(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(closed_form, "capture", noted)
+        yield calls
+
+
+def kept(problem: cs.Problem) -> dict[str, list[Factors]]:
+    """What is kept of each layer."""
+    entries = problem.companion(Engine)._closed._kept.items()
+    return {layer: pieces for (layer, _), (pieces, _) in entries}
+
 
 # When it is taken ---------------------------------------------------------------------------------
 
@@ -34,10 +57,10 @@ def test_a_smooth_network_keeps_its_residual_part(activation: type[nn.Module]) -
     reference = Reference(model, data, CrossEntropy())
     for layer, expected in (("0", set()), ("2", {"2"})):
         indices = reference.indices([f"{layer}.weight", f"{layer}.bias"])
-        block = cs.Hessian(problem).block(layer)
+        block = cs.Hessian(problem, keep=True).block(layer)
         check_products(block, reference.hessian()[indices][:, indices], rtol=RTOL)
         assert recorded(problem) == expected
-    cs.GaussNewton(problem).block("0") @ torch.randn(25).double()
+    cs.GaussNewton(problem, keep=True).block("0") @ torch.randn(25).double()
     assert recorded(problem) == {"0", "2"}
 
 
@@ -58,16 +81,22 @@ def test_a_path_that_only_some_batches_take() -> None:
     reference = Reference(model, data, CrossEntropy(), per_batch=True)
     problem = cs.Problem(model, data)
     indices = reference.indices(["fc1.weight", "fc1.bias"])
-    check_products(
-        cs.Hessian(problem).block("fc1"), reference.hessian()[indices][:, indices], rtol=RTOL
-    )
+    for keep in ("auto", True):
+        H = cs.Hessian(problem, keep=keep).block("fc1")
+        check_products(H, reference.hessian()[indices][:, indices], rtol=RTOL)
+        assert "tape" in H.plan.strategy
     assert recorded(problem) == set()
+    # The Gauss–Newton block is in closed form on every path.
+    G = cs.GaussNewton(problem, keep=True).block("fc1")
+    check_products(G, reference.gauss_newton()[indices][:, indices], rtol=RTOL)
+    assert recorded(problem) == {"fc1"}
 
 
 def test_sums_of_matrices() -> None:
     make, data = NETWORKS["mlp"]
     problem = problem_of(make, data)
-    H, G, F = cs.Hessian(problem), cs.GaussNewton(problem), cs.EmpiricalFisher(problem)
+    makes = (cs.Hessian, cs.GaussNewton, cs.EmpiricalFisher)
+    H, G, F = (make(problem, keep=True) for make in makes)
     E = (H - G).block("0")
     assert (E @ torch.eye(E.shape[0]).double()).abs().max() == 0
     mixed = (2 * H + 3 * F).block("0")
@@ -83,20 +112,25 @@ def test_no_closed_form_where_samples_see_each_other() -> None:
     for layer in ("0", "3"):
         indices = reference.indices([f"{layer}.weight", f"{layer}.bias"])
         sub = reference.gauss_newton()[indices][:, indices]
-        check_products(cs.GaussNewton(problem).block(layer), sub, rtol=RTOL)
+        check_products(cs.GaussNewton(problem, keep=True).block(layer), sub, rtol=RTOL)
     assert recorded(problem) == {"3"}  # nothing mixes the samples behind the last layer
 
 
-def test_many_directions_are_not_recorded_for_few_products() -> None:
+def test_many_directions_are_not_recorded_for_few_columns() -> None:
     data = (torch.randn(6, 60).double(), torch.arange(6) * 7)
     problem = cs.Problem(nn.Sequential(nn.Linear(60, 50)).double(), data)
     G = cs.GaussNewton(problem)
-    V = torch.randn(3050, 8).double()
-    one = G @ V[:, 3]
-    assert not recorded(problem)
-    many = G @ V
-    assert recorded(problem) == {"0"}
-    assert_relative(many[:, 3], one, rtol=1e-12, what="both ways")
+    V = torch.randn(3050, 49).double()  # as many columns as directions, C − 1
+    assert G.plan.strategy == "streamed tape"
+    assert "49 columns or more go in closed form" in str(G.plan)
+    with counted_captures() as captures:
+        one = G @ V[:, :48]
+        assert not captures
+        many = G @ V
+        assert captures
+    assert_relative(many[:, :48], one, rtol=1e-12, what="both ways")
+    assert G.for_many().plan.strategy == "kept closed form"
+    assert_relative(G.for_many() @ V, many, rtol=1e-12, what="kept")
 
 
 # What is kept -------------------------------------------------------------------------------------
@@ -107,13 +141,14 @@ def test_the_model_runs_once() -> None:
     problem = problem_of(make, data)
     calls = []
     problem.model.register_forward_hook(lambda *_: calls.append(1))
-    H = cs.Hessian(problem).block("0")
+    H = cs.Hessian(problem, keep=True).block("0")
     V = torch.randn(H.shape[0], 4).double()
     H @ V
     assert calls
     calls.clear()
     H @ V
-    cs.GaussNewton(problem).block("0.weight") @ V[:-4]  # shares what the Hessian recorded
+    G = cs.GaussNewton(problem, keep=True).block("0.weight")
+    G @ V[:-4]  # shares what the Hessian recorded
     assert not calls
 
 
@@ -121,24 +156,27 @@ def test_forms_of_storage() -> None:
     """A convolution with many positions stores gradients, a plain layer errors and inputs."""
     problem = problem_of(*NETWORKS["conv"])
     for layer, form in (("0", Gradients), ("6", Products)):
-        B = cs.GaussNewton(problem).block(layer)
+        B = cs.GaussNewton(problem, keep=True).block(layer)
         B @ torch.randn(B.shape[0]).double()
-        (pieces,) = [p for (name, _), (p, _) in layers_of(problem)._kept.items() if name == layer]
-        assert [type(piece) for piece in pieces] == [form]  # the batches are one
+        assert [type(piece) for piece in kept(problem)[layer]] == [form]  # the batches are one
 
 
-def test_footprint_is_what_is_held(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_plan_says_what_is_held() -> None:
     make, _ = NETWORKS["conv"]
     for layer in ("0", "6"):
         problem = problem_of(make, classes(2, 6, 6, sizes=(5, 5)))
         H = cs.Hessian(problem, keep=True).block(layer)
-        footprint = H.footprint()
-        with caplog.at_level(logging.INFO, logger="curvescope"):
-            H @ torch.randn(H.shape[0]).double()
-        assert f"keeping the factors of layer '{layer}'" in caplog.text
-        tensors = [t for p, _ in layers_of(problem)._kept.values() for f in p for t in f.tensors()]
-        held = memory.size(tensors)
-        assert held == footprint.total_bytes if layer == "0" else held <= footprint.total_bytes
+        before = H.plan
+        assert before.strategy == "kept closed form"
+        assert before.held == 0
+        H @ torch.randn(H.shape[0]).double()
+        held = memory.size(t for factors in kept(problem)[layer] for t in factors.tensors())
+        assert before.needed is not None
+        assert held == before.needed if layer == "0" else held <= before.needed
+        assert H.plan.held == held
+        H.release()
+        assert H.plan.held == 0
+        assert not kept(problem)
 
 
 class Dull(nn.Module):
@@ -166,10 +204,10 @@ def test_what_does_not_vary_is_left_out_exactly(block: str) -> None:
     problem = cs.Problem(model, data)
     indices = reference.indices(problem.params.resolve(block))
     dense = reference.hessian()[indices][:, indices]
-    H = cs.Hessian(problem).block(block)
+    H = cs.Hessian(problem, keep=True).block(block)
     check_products(H, dense, rtol=RTOL)
     assert_relative(H.dense(), dense, rtol=RTOL, what=block)
-    ((pieces, _),) = layers_of(problem)._kept.values()
+    (pieces,) = kept(problem).values()
     e, x = pieces[0].tensors()
     at_most = {"fc1": (2, 16), "fc2": (15, 3), "fc3": (3, 16)}[block.split(".")[0]]
     assert e.shape[3] <= at_most[0]
@@ -185,11 +223,12 @@ def test_confident_samples_are_left_out_below_rounding(dtype: torch.dtype) -> No
         model[2].weight.mul_(300.0)
     X = torch.randn(300, 20, dtype=dtype)
     problem = cs.Problem(model, (X, model(X).argmax(1)))
-    H = cs.Hessian(problem).block("0")
+    H = cs.Hessian(problem, keep=True).block("0")
     V = torch.randn(H.shape[0], 3, dtype=dtype)
-    general = sweep_of(problem).product(H._mix, H.space, V, H._options)
-    assert_relative(H @ V, general, rtol=REORDERED[dtype], what="confident")
-    ((pieces, _),) = layers_of(problem)._kept.values()
+    general = cs.Hessian(problem, keep=False).block("0")
+    assert general.plan.strategy == "streamed tape"
+    assert_relative(H @ V, general @ V, rtol=REORDERED[dtype], what="confident")
+    (pieces,) = kept(problem).values()
     assert pieces[0].tensors()[0].shape[0] < 290
 
 
@@ -245,13 +284,13 @@ def test_keep_true_refuses_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) ->
     problem = problem_of(*NETWORKS["mlp"])
     monkeypatch.setattr(memory, "free", lambda device: 1000)
     H = cs.Hessian(problem, keep=True).block("0")
-    with pytest.raises(cs.CurvescopeError, match="factors of layer '0' do not fit into half"):
+    with pytest.raises(cs.CurvescopeError, match="keep=True does not fit into half"):
         H @ torch.ones(H.shape[0]).double()
 
 
 def test_changed_weights_are_noticed() -> None:
     problem = problem_of(*NETWORKS["mlp"])
-    H = cs.Hessian(problem).block("0")
+    H = cs.Hessian(problem, keep=True).block("0")
     H @ torch.ones(H.shape[0]).double()
     with torch.no_grad():
         problem.model[4].weight.add_(1.0)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from curvescope.engine.layer_factors import Factors, Gradients, Products
+from curvescope.engine.squeeze import Part
 from curvescope.errors import CurvescopeError
 from curvescope.problem import ParamSpace, Problem
 from curvescope.record.capture import Capture
-from curvescope.record.layer_factors import Factors, Gradients, Products
 from curvescope.record.selection import layer_of, linear_layers
-from curvescope.record.squeeze import Part
 
 
 def part_of(problem: Problem, space: ParamSpace) -> Part | None:

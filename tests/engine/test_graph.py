@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import curvescope as cs
-from curvescope.record.sweep import sweep_of
+from curvescope.engine.engine import Engine
+from curvescope.engine.matrix import DEPTHS
 from tests.cases import BY_NAME, CASES, dense
 from tests.conformance import check_products
 from tests.tolerances import EXACT
@@ -33,7 +34,7 @@ OPERATORS = {
 @pytest.mark.parametrize("name", [case.name for case in CASES if case.name not in WRONG_IN_TORCH])
 def test_graph_engine_is_exact(name: str) -> None:
     problem = BY_NAME[name].problem()
-    sweep_of(problem)._engine = "graph"
+    problem.companion(Engine)._linearizer._why.update(dict.fromkeys(DEPTHS, "asked for"))
     for matrix, make in OPERATORS.items():
         check_products(make(problem), dense(name, matrix), rtol=EXACT[torch.float64])
     E = cs.Hessian(problem) - cs.GaussNewton(problem)
@@ -48,5 +49,4 @@ def test_tape_is_used_where_it_can_be(name: str) -> None:
     problem = BY_NAME[name].problem()
     v = torch.randn(problem.params.size, dtype=torch.float64)
     cs.Hessian(problem) @ v
-    expected = "graph" if name in NEEDS_GRAPHS else "tape"
-    assert sweep_of(problem)._engine == expected
+    assert problem.companion(Engine)._linearizer.tapes("second order") == (name not in NEEDS_GRAPHS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import weakref
 
 import pytest
@@ -11,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import curvescope as cs
+from curvescope.engine.engine import Engine
 from curvescope.record import memory
-from curvescope.record.sweep import sweep_of
+from curvescope.record.batch import LinearizedBatch
 from tests.conformance import assert_relative
 
 
@@ -52,19 +52,27 @@ def test_a_block_of_columns_is_one_pass() -> None:
     assert model.calls == 3
 
 
-def test_first_product_streams_and_later_ones_keep() -> None:
+def batches(problem: cs.Problem) -> tuple[LinearizedBatch, ...]:
+    sets = problem.companion(Engine)._kept._sets.values()
+    return tuple(batch for own in sets for batch in own)
+
+
+def test_lone_products_stream_and_many_keep() -> None:
     model, problem = counting_problem()
     H, G = cs.Hessian(problem), cs.GaussNewton(problem)
     v = torch.randn(H.shape[0]).double()
-    H @ v
-    assert not sweep_of(problem)._kept
-    H @ v
-    assert len(sweep_of(problem)._kept) == 3
+    for _ in range(3):
+        model.calls = 0
+        H @ v
+        assert model.calls == 3
+        assert not batches(problem)
     model.calls = 0
-    H @ v
-    G @ v  # shares the Hessian's linearization
-    (H - G).block("fc1") @ v[: 4 * 6 + 6]
-    assert model.calls == 0
+    many = H.for_many()
+    assert model.calls == len(batches(problem)) == 3  # each batch once, the first one too
+    many @ v
+    G.for_many() @ v  # shares the Hessian's linearization
+    (H - G).block("fc1").for_many() @ v[: 4 * 6 + 6]
+    assert model.calls == 3
 
 
 def test_a_kept_gauss_newton_gives_way_to_a_hessian() -> None:
@@ -72,49 +80,51 @@ def test_a_kept_gauss_newton_gives_way_to_a_hessian() -> None:
     G, H = cs.GaussNewton(problem, keep=True), cs.Hessian(problem, keep=True)
     v = torch.randn(H.shape[0]).double()
     before = G @ v
-    light = memory.size(t for b in sweep_of(problem)._kept for t in b.residuals())
+    light = memory.size(t for b in batches(problem) for t in b.residuals())
     fresh = cs.Hessian(counting_problem()[1], keep=False) @ v
     assert_relative(H @ v, fresh, rtol=1e-12, what="H after G")
-    full = memory.size(t for b in sweep_of(problem)._kept for t in b.residuals())
+    full = memory.size(t for b in batches(problem) for t in b.residuals())
     assert full > light
-    assert_relative(G @ v, before, rtol=1e-12, what="G after H")
+    assert torch.equal(G @ v, before)
 
 
-def test_says_beforehand_what_it_will_hold(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_plan_says_beforehand_what_is_held() -> None:
     _, problem = counting_problem()
     H = cs.Hessian(problem, keep=True)
-    footprint = H.footprint()
-    assert footprint.batches == 3
-    with caplog.at_level(logging.INFO, logger="curvescope"):
-        H @ torch.randn(H.shape[0]).double()
-    assert "keeping the linearization" in caplog.text
+    plan = H.plan
+    assert plan.held == 0
+    assert not batches(problem)
+    H @ torch.randn(H.shape[0]).double()
     own = {p.data_ptr() for p in problem.model.parameters()}
     held = {
         t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
-        for batch in sweep_of(problem)._kept
+        for batch in batches(problem)
         for t in batch.residuals()
         if t.untyped_storage().data_ptr() not in own
     }
-    assert sum(held.values()) == footprint.total_bytes
+    assert sum(held.values()) == plan.needed == H.plan.held
 
 
 def test_keep_true_refuses_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     _, problem = counting_problem()
     monkeypatch.setattr(memory, "free", lambda device: 1000)
     v = torch.randn(problem.params.size).double()
-    with pytest.raises(cs.CurvescopeError, match="does not fit into half of the free memory"):
+    with pytest.raises(cs.CurvescopeError, match="keep=True does not fit into half"):
         cs.Hessian(problem, keep=True) @ v
-    H = cs.Hessian(problem)  # "auto" goes on streaming
-    for _ in range(3):
-        H @ v
-    assert not sweep_of(problem)._kept
+    H = cs.Hessian(problem).for_many()  # "auto" streams
+    assert H.keeping == "streamed"
+    H @ v
+    assert not batches(problem)
 
 
-@pytest.mark.parametrize("option", [{"keep": "always"}, {"columns": 0}, {"cuda_graph": True}])
+@pytest.mark.parametrize(
+    "option", [{"keep": "always"}, {"columns": 0}, {"cuda_graph": True}, {"keeep": True}]
+)
 def test_options_are_checked(option: dict[str, object]) -> None:
     _, problem = counting_problem()
     with pytest.raises(
-        cs.CurvescopeError, match=r"Hessian: (keep must be|columns must|cuda_graph)"
+        cs.CurvescopeError,
+        match=r"Hessian: (keep must be|columns must|cuda_graph|options are)",
     ):
         cs.Hessian(problem, **option)  # type: ignore[arg-type]
 
@@ -137,7 +147,7 @@ def test_what_is_kept_goes_with_the_problem() -> None:
     H @ torch.randn(H.shape[0]).double()
     gc.disable()
     try:
-        kept = weakref.ref(sweep_of(problem)._kept[0])
+        kept = weakref.ref(batches(problem)[0])
         assert kept() is not None
         del H, problem
         assert kept() is None

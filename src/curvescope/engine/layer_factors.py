@@ -18,8 +18,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from curvescope.engine.squeeze import Pair, Part, Squeeze
 from curvescope.record.multiply import add_product, multiply
-from curvescope.record.squeeze import Pair, Part, Squeeze
 
 CHUNK_SAMPLES = {"cpu": 512}  # errors that are read twice stay in cache in between
 

@@ -1,0 +1,238 @@
+"""The closed form of a layer's block: when it applies, and what is kept for it.
+
+The closed form itself is in :mod:`curvescope.engine.layer_factors`. It is exact for every matrix
+``Jᵀ B J`` with ``B`` positive semi-definite. The Hessian's block is such a matrix when the network
+behind the layer is piecewise linear (DH eq. 23): its residual part ``E`` then has nothing to
+propagate. That is read off the recorded operations, not the names of modules.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from curvescope.engine.blocks import Sizes, factors_of, part_of
+from curvescope.engine.layer_factors import Factors, merged
+from curvescope.engine.matrix import Matrix
+from curvescope.engine.squeeze import Part
+from curvescope.errors import CurvescopeError
+from curvescope.problem.batches import Batch
+from curvescope.record import memory
+from curvescope.record.capture import Capture, capture
+from curvescope.record.outputs import OutputMatrix
+from curvescope.record.piecewise import PiecewiseLinear
+from curvescope.record.roots import root
+from curvescope.record.samples import check_samples, first_samples, samples_given
+from curvescope.record.selection import UnsupportedLayer
+
+Pieces = tuple[list[Factors], float]  # of all batches, and the weight of all terms of the loss
+Scaled = list[tuple[float, list[Factors]]]  # the coefficient of each output matrix's factors
+
+
+class ClosedForm:
+    """The recorded layers of a problem, shared by all operators on it."""
+
+    def __init__(self) -> None:
+        self._parts: dict[tuple[str, ...], Part | None] = {}
+        self._sizes: dict[tuple[str, OutputMatrix], Sizes | None] = {}
+        self._samples: dict[str, int] = {}  # of the batch that a layer was tried out on
+        self._exact: dict[str, bool] = {}  # without a residual part, as far as was looked
+        self._kept: dict[tuple[str, OutputMatrix], Pieces] = {}
+        self._filling = threading.Lock()  # held by the thread that records what is kept
+
+    # Whether ------------------------------------------------------------------------------------
+
+    def applies(self, matrix: Matrix) -> bool:
+        """Whether the closed form is exact for this block, and cheaper than differentiating.
+
+        Tried out on a few samples, once for each layer.
+        """
+        part = self.part(matrix)
+        if part is None or not matrix.mix.outputs:
+            return False
+        sizes = [self._size(matrix, part.layer, output) for output, _ in matrix.mix.outputs]
+        if any(s is None or not s.worthwhile for s in sizes):
+            return False
+        return not matrix.second_order or self._without_residual(matrix, part.layer)
+
+    def rule_out(self, matrix: Matrix) -> None:
+        """It does not apply after all: a later batch took another path through the model."""
+        layer = self._layer(matrix).layer
+        if not matrix.second_order or self._exact[layer]:
+            self._sizes[layer, matrix.mix.outputs[0][0]] = None
+
+    def directions(self, matrix: Matrix) -> int:
+        """How many directions of each sample are recorded, where it applies."""
+        return max(size.k for size in self._sizes_of(matrix))
+
+    def part(self, matrix: Matrix) -> Part | None:
+        """The layer that the matrix is a block of."""
+        names = matrix.space.names
+        if names not in self._parts:
+            self._parts[names] = part_of(matrix.problem, matrix.space)
+        return self._parts[names]
+
+    def _layer(self, matrix: Matrix) -> Part:
+        part = self.part(matrix)
+        assert part is not None, "asked only where it applies"
+        return part
+
+    def _size(self, matrix: Matrix, layer: str, output: OutputMatrix) -> Sizes | None:
+        """The shape of the record, tried out on a few samples; None if there can be none."""
+        key = (layer, output)
+        if key not in self._sizes:
+            problem = matrix.problem
+            batch = next(iter(problem.data))
+            few = first_samples(batch)
+            try:
+                check_samples(problem, batch, [layer])
+                passed = capture(problem, few, [layer])
+                loss = problem.loss_at(passed.output, few)
+                directions = root(output, loss, passed.output, few.index)
+                self._samples[layer] = passed.samples
+                self._sizes[key] = Sizes.of(passed, layer, directions)
+            except UnsupportedLayer:
+                self._sizes[key] = None
+        return self._sizes[key]
+
+    def _sizes_of(self, matrix: Matrix) -> list[Sizes]:
+        layer = self._layer(matrix).layer
+        sizes = [self._sizes[layer, output] for output, _ in matrix.mix.outputs]
+        return [size for size in sizes if size is not None]
+
+    def _without_residual(self, matrix: Matrix, layer: str) -> bool:
+        """Whether ``E`` vanishes in the layer's block, for all batches that were looked at."""
+        if layer not in self._exact:
+            few = first_samples(next(iter(matrix.problem.data)))
+            self._look(matrix, layer, capture(matrix.problem, few, [layer]), few)
+        return self._exact[layer]
+
+    def _look(self, matrix: Matrix, layer: str, passed: Capture, batch: Batch) -> None:
+        piecewise = matrix.problem.companion(PiecewiseLinear)
+        here = piecewise.behind(matrix.problem, layer, passed.operations, batch)
+        self._exact[layer] = here and self._exact.get(layer, True)
+
+    # Products -----------------------------------------------------------------------------------
+
+    def product(self, scaled: Scaled, matrix: Matrix, rows: Tensor, columns: int | None) -> Tensor:
+        """``[k, P]`` to ``[k, P]`` from what is kept."""
+        part = self._layer(matrix)
+        rows = part.enter(rows)
+        total = torch.zeros_like(rows)
+        for scale, pieces in scaled:
+            for factors in pieces:
+                total.add_(factors.product(rows, part, columns), alpha=scale)
+        return part.leave(total)
+
+    def stream(self, matrix: Matrix, rows: Tensor, columns: int | None) -> Tensor:
+        """``[k, P]`` to ``[k, P]``, recording one batch after the other."""
+        part = self._layer(matrix)
+        rows = part.enter(rows)
+        total = torch.zeros_like(rows)
+        for output, c in matrix.mix.outputs:
+            own, terms = torch.zeros_like(rows), 0.0
+            for factors, weight in self._walk(matrix, part.layer, output):
+                own += factors.product(rows, part, columns)
+                terms += weight
+            total.add_(own, alpha=c / terms)
+        return part.leave(total)
+
+    # Keeping ------------------------------------------------------------------------------------
+
+    def serving(self, matrix: Matrix) -> Scaled:
+        """What is kept, with its scale, for each of the output matrices; none if one is missing."""
+        layer = self._layer(matrix).layer
+        kept = [(c, self._kept.get((layer, output))) for output, c in matrix.mix.outputs]
+        scaled = [(c / entry[1], entry[0]) for c, entry in kept if entry is not None]
+        return scaled if len(scaled) == len(kept) else []
+
+    def fill(self, matrix: Matrix, allowed: Callable[[int | None], bool]) -> bool:
+        """Keep the factors if that is ``allowed`` for the bytes that it takes; whether it is.
+
+        One thread at a time does it; the others stream meanwhile, see :meth:`Kept.fill`.
+        """
+        if self.serving(matrix):
+            return True
+        if not allowed(self.needed(matrix)):
+            return False
+        if not self._filling.acquire(blocking=False):
+            return True
+        try:
+            layer = self._layer(matrix).layer
+            for output in self._missing(matrix):
+                walked = list(self._walk(matrix, layer, output, kept=True))
+                terms = sum(weight for _, weight in walked)
+                pieces = [factors for factors, _ in walked]
+                del walked  # so that merging can let go of one after the other
+                self._kept[layer, output] = (merged(pieces), terms)
+        finally:
+            self._filling.release()
+        return True
+
+    def _missing(self, matrix: Matrix) -> list[OutputMatrix]:
+        layer = self._layer(matrix).layer
+        return [output for output, _ in matrix.mix.outputs if (layer, output) not in self._kept]
+
+    def _walk(
+        self, matrix: Matrix, layer: str, output: OutputMatrix, *, kept: bool = False
+    ) -> Iterator[tuple[Factors, float]]:
+        """The factors of each batch and the weight of its loss terms."""
+        total = 0.0
+        for batch in matrix.problem.batches(own=kept):
+            factors, weight = self._of_batch(matrix, layer, output, batch)
+            total += weight
+            yield factors, weight
+        if total == 0:
+            raise CurvescopeError("Problem(data)", "no target counts (all are ignored)")
+
+    def _of_batch(
+        self, matrix: Matrix, layer: str, output: OutputMatrix, batch: Batch
+    ) -> tuple[Factors, float]:
+        problem = matrix.problem
+        passed = capture(problem, batch, [layer])
+        if matrix.second_order:
+            self._look(matrix, layer, passed, batch)
+            if not self._exact[layer]:
+                rule = f"the network behind layer {layer!r} is not piecewise linear"
+                raise UnsupportedLayer("layers", rule)
+        loss = problem.loss_at(passed.output, batch)
+        directions = root(output, loss, passed.output, batch.index)
+        return factors_of(passed, layer, directions), loss.weight
+
+    def trial(
+        self, matrix: Matrix, few: Batch, rows: Tensor, *, kept: bool
+    ) -> Callable[[], object]:
+        """A product of a few samples, for counting its work; recorded before if ``kept``."""
+        part = self._layer(matrix)
+
+        def record() -> list[Factors]:
+            outputs = [output for output, _ in matrix.mix.outputs]
+            return [self._of_batch(matrix, part.layer, output, few)[0] for output in outputs]
+
+        recorded = record() if kept else None
+        return lambda: [f.product(rows, part, None) for f in recorded or record()]
+
+    def needed(self, matrix: Matrix) -> int | None:
+        """Bytes that keeping takes, from the shapes of the record; None: of unknown number."""
+        problem = matrix.problem
+        layer = self._layer(matrix).layer
+        numbers = sum(size.numbers for size in self._sizes_of(matrix))
+        # Inputs of different first dimensions were not cut, so all samples have been seen.
+        samples = samples_given(next(iter(problem.data))) or self._samples[layer]
+        item = torch.empty(0, dtype=problem.dtype).element_size()
+        count = problem.data.length
+        return None if count is None else count * samples * numbers * item
+
+    def bytes(self, matrix: Matrix) -> int:
+        """What is held for this block."""
+        layer = self._layer(matrix).layer
+        kept = [self._kept.get((layer, output)) for output, _ in matrix.mix.outputs]
+        factors = [piece for entry in kept if entry is not None for piece in entry[0]]
+        return memory.size(memory.held(t for piece in factors for t in piece.tensors()))
+
+    def release(self) -> None:
+        """Let everything go that is kept."""
+        self._kept = {}

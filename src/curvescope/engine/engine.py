@@ -1,0 +1,285 @@
+"""The engine of a problem: it makes every product, by the strategy that its plan names.
+
+An operator either keeps what its products need or streams. Its options say which: how many products
+were made before, and by whom, does not matter. What is kept belongs to the problem, so that all
+operators on it share it, and goes with the problem or when somebody releases it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from curvescope.engine import cost, kept, streamed
+from curvescope.engine.captured import CapturedProducts
+from curvescope.engine.closed_form import ClosedForm, Scaled
+from curvescope.engine.linearize import SHARE, Linearizer, add_product, group
+from curvescope.engine.matrix import DEPTHS, Depth, Matrix, Options
+from curvescope.engine.plan import Plan
+from curvescope.engine.squeeze import Part
+from curvescope.errors import CurvescopeError, MemoryLimitError
+from curvescope.problem.problem import Problem
+from curvescope.record import memory
+from curvescope.record.rules import Untraceable
+from curvescope.record.samples import first_samples
+from curvescope.record.selection import UnsupportedLayer
+
+T = TypeVar("T")
+
+
+class Engine:
+    """Products with the curvature matrices of one problem; ``problem.companion(Engine)``."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._linearizer = Linearizer()
+        self._kept = kept.Kept(self._linearizer)
+        self._closed = ClosedForm()
+        self._graphs = CapturedProducts()
+
+    # Products -----------------------------------------------------------------------------------
+
+    def product(self, matrix: Matrix, rows: Tensor, how: Options) -> Tensor:
+        """``[k, P]`` to ``[k, P]``: the weighted mean over all terms."""
+        matrix.problem.check_unchanged()
+        return self._trying(matrix, lambda: self._product(matrix, rows, how))
+
+    def _product(self, matrix: Matrix, rows: Tensor, how: Options) -> Tensor:
+        if self._in_closed_form(matrix, how, len(rows)):
+            scaled = self._recorded(matrix) if how.keep is True else []
+            if not scaled:
+                return self._closed.stream(matrix, rows, how.columns)
+            apply = partial(self._closed.product, scaled, matrix)
+            return self._captured("closed form", apply, matrix, rows, how)
+        batches = self._linearized(matrix) if how.keep is True else ()
+        depth = matrix.depth if batches else matrix.streamed_depth(len(rows))
+        with self._linearizer.trying(depth):
+            if batches and how.cuda_graph:
+                return self._replayed(batches, matrix, rows, how)
+            if batches:
+                total, weight = kept.product(batches, matrix, rows, how.columns)
+            else:
+                total, weight = streamed.product(self._linearizer, matrix, rows, how.columns)
+        return total.div_(_some(weight))
+
+    def _in_closed_form(self, matrix: Matrix, how: Options, columns: int) -> bool:
+        """Recording ``K`` directions pays for many products, or for ``K`` columns at least."""
+        if not self._closed.applies(matrix):
+            return False
+        return how.keep is True or columns >= self._closed.directions(matrix)
+
+    def _replayed(
+        self, batches: kept.Batches, matrix: Matrix, rows: Tensor, how: Options
+    ) -> Tensor:
+        how = replace(how, columns=how.columns or group(batches[0], matrix))
+
+        def apply(rows: Tensor, columns: int | None) -> Tensor:
+            total, weight = kept.product(batches, matrix, rows, columns)
+            return total.div_(_some(weight))
+
+        return self._captured("tape", apply, matrix, rows, how)
+
+    def _captured(
+        self, strategy: str, apply: Callable[[Tensor, int | None], Tensor], matrix: Matrix,
+        rows: Tensor, how: Options,
+    ) -> Tensor:  # fmt: skip
+        """``apply`` as it is, or replayed as a graph."""
+        if not how.cuda_graph:
+            return apply(rows, how.columns)
+        key = (strategy, matrix.mix, matrix.space.names, len(rows), how.columns)
+        return self._graphs.product(key, lambda rows: apply(rows, how.columns), rows)
+
+    def forms(self, matrix: Matrix, rows: Tensor, how: Options) -> Tensor:
+        """``xᵀ A x`` for the rows, ``[k]``, in float64; for ``Jᵀ B J`` without backward passes."""
+        matrix.problem.check_unchanged()
+        return self._trying(matrix, lambda: self._forms(matrix, rows, how))
+
+    def _forms(self, matrix: Matrix, rows: Tensor, how: Options) -> Tensor:
+        keeps = how.keep is True
+        depth: Depth = matrix.depth if keeps else "forward"
+        closed = keeps and self._closed.applies(matrix)
+        if matrix.second_order or closed or not self._linearizer.tapes(depth):
+            return (rows.double() * self._product(matrix, rows, how)).sum(1)
+        batches = self._linearized(matrix) if keeps else ()
+        with self._linearizer.trying(depth if batches else "forward"):
+            if batches and self._linearizer.tapes(depth):
+                total, weight = kept.forms(batches, matrix, rows, how.columns)
+            else:
+                total, weight = streamed.forms(matrix, rows, how.columns)
+        return total / _some(weight)
+
+    def _trying(self, matrix: Matrix, act: Callable[[], T]) -> T:
+        """``act()``, anew where a strategy turns out not to apply: the next one takes its place."""
+        for _ in range(1 + len(DEPTHS)):
+            try:
+                return act()
+            except UnsupportedLayer:  # a later batch took another path through the model
+                self._closed.rule_out(matrix)
+            except Untraceable:  # noted where it happened: graphs take the place of tapes
+                self._let_batches_go()
+        return act()
+
+    # Keeping ------------------------------------------------------------------------------------
+
+    def keep(self, matrix: Matrix, how: Options) -> bool:
+        """Keep what products need, as far as the options and the memory allow; whether it is."""
+        if how.keep is False:
+            return False
+        matrix.problem.check_unchanged()
+        allowed = _must_fit if how.keep is True else _fits
+        return self._trying(
+            matrix, lambda: self._hold(matrix, self._closed.applies(matrix), allowed)
+        )
+
+    def _linearized(self, matrix: Matrix) -> kept.Batches:
+        """What is kept for an operator that keeps; none while another thread fills it."""
+        if not self._kept.serving(matrix):
+            self._hold(matrix, False, _must_fit)
+        return self._kept.serving(matrix)
+
+    def _recorded(self, matrix: Matrix) -> Scaled:
+        """The same for the closed form."""
+        if not self._closed.serving(matrix):
+            self._hold(matrix, True, _must_fit)
+        return self._closed.serving(matrix)
+
+    def _hold(
+        self, matrix: Matrix, closed: bool, allowed: Callable[[Matrix, int | None, int], bool]
+    ) -> bool:
+        if closed:
+            return self._closed.fill(matrix, lambda needed: allowed(matrix, needed, 0))
+
+        def fits(needed: int | None) -> bool:
+            return allowed(matrix, needed, self._kept.replaceable(matrix))
+
+        return self._kept.fill(matrix, fits, self._graphs.clear)
+
+    def root(self, matrix: Matrix, how: Options) -> tuple[Part, Scaled] | None:
+        """The layer and the factors of ``Rᵀ R``, where the matrix has such a form to keep."""
+        matrix.problem.check_unchanged()
+        return self._trying(matrix, lambda: self._root(matrix, how))
+
+    def _root(self, matrix: Matrix, how: Options) -> tuple[Part, Scaled] | None:
+        outputs = matrix.mix.outputs
+        if len(outputs) != 1 or outputs[0][1] < 0 or how.keep is False:
+            return None
+        part = self._closed.part(matrix)
+        if part is None or not self._closed.applies(matrix) or not self._hold(matrix, True, _fits):
+            return None
+        scaled = self._closed.serving(matrix)
+        return (part, scaled) if scaled else None
+
+    def release(self) -> None:
+        """Let everything go that is kept."""
+        self._let_batches_go()
+        self._closed.release()
+
+    def _let_batches_go(self) -> None:
+        self._graphs.clear()  # they read the memory of what was kept
+        self._kept.release()
+
+    # The plan -----------------------------------------------------------------------------------
+
+    def plan(self, matrix: Matrix, how: Options) -> Plan:
+        """What products do; costs about a gradient on the first batch."""
+        matrix.problem.check_unchanged()
+        return self._trying(matrix, lambda: self._plan(matrix, how))
+
+    def _plan(self, matrix: Matrix, how: Options) -> Plan:
+        if self._closed.applies(matrix):
+            serves, held, spare = bool(self._closed.serving(matrix)), self._closed.bytes(matrix), 0
+            needed = self._closed.needed(matrix)
+        else:
+            needed, spare = self._linearizer.needed(matrix), self._kept.replaceable(matrix)
+            batches = self._kept.serving(matrix)
+            serves, held = bool(batches), self._kept.bytes(matrix.problem, batches)
+        plan = Plan("", "", needed=needed, held=held, free=memory.free(matrix.problem.device))
+        if how.keep != "auto":
+            return self._filled(plan, matrix, how, f"keep={how.keep}")
+        lone = self._filled(plan, matrix, replace(how, keep=False), "a lone product keeps nothing")
+        keep, reason = _decided(serves, _fits(matrix, needed, spare), needed)
+        return replace(lone, many=self._filled(plan, matrix, replace(how, keep=keep), reason))
+
+    def _filled(self, plan: Plan, matrix: Matrix, how: Options, reason: str) -> Plan:
+        """The plan with the strategy of a product with one column."""
+        closed = self._in_closed_form(matrix, how, 1)
+        if not closed and self._closed.applies(matrix):
+            reason += f"; {self._closed.directions(matrix)} columns or more go in closed form"
+        depth = matrix.depth if how.keep else matrix.streamed_depth(1)
+        tapes = self._linearizer.tapes(depth)
+        if not closed and not tapes:
+            reason += f"; no tape: {self._linearizer.why(depth)}"
+        by = "closed form" if closed else "tape" if tapes else "autograd graphs"
+        strategy = f"{'kept' if how.keep else 'streamed'} {by}"
+        if how.cuda_graph:
+            strategy += " as a captured graph"
+        columns = how.columns if closed else self._group(matrix, how)
+        gradients = self._cost(matrix, closed=closed, keeps=how.keep is True)
+        return replace(plan, strategy=strategy, reason=reason, columns=columns, gradients=gradients)
+
+    def _group(self, matrix: Matrix, how: Options) -> int:
+        if how.columns is not None:
+            return how.columns
+        problem = matrix.problem
+        if not self._linearizer.tapes(matrix.depth):
+            return 1
+        batches = self._kept.serving(matrix)
+        if batches:
+            batch = batches[0]
+        else:
+            first = next(iter(problem.data))
+            batch = self._linearizer.first(problem, first, matrix.depth)
+        return min(group(batch, matrix), matrix.space.size)
+
+    def _cost(self, matrix: Matrix, *, closed: bool, keeps: bool) -> float | None:
+        """Of one column, counted on a few samples."""
+        problem = matrix.problem
+        few = first_samples(next(iter(problem.data)))
+        row = torch.ones(1, matrix.space.size, dtype=problem.dtype, device=problem.device)
+        total = torch.zeros_like(row)
+        if closed:
+            act = self._closed.trial(matrix, few, row, kept=keeps)
+        elif keeps:
+            batch = self._linearizer.linearize(problem, few, depth=matrix.depth, kept=True)
+            act = partial(add_product, batch, matrix, row, total, None)
+        else:
+            act = partial(streamed.add_batch, self._linearizer, matrix, few, row, total, None)
+        with self._linearizer.trying(matrix.depth if keeps else matrix.streamed_depth(1)):
+            return cost.in_gradients(problem, few, act)
+
+
+def _decided(serves: bool, fits: bool, needed: int | None) -> tuple[bool, str]:
+    """Whether many products keep what they need, and why."""
+    if serves:
+        return True, "held already"
+    if fits:
+        return True, "fits into half of the free memory"
+    if needed is None:
+        return False, "the number of batches is not known beforehand"
+    return False, "keeping does not fit into half of the free memory"
+
+
+def _fits(matrix: Matrix, needed: int | None, held: int) -> bool:
+    """Whether keeping takes at most half of what is free, or will be when ``held`` is let go."""
+    free = memory.free(matrix.problem.device) + held
+    return needed is not None and needed <= SHARE * free
+
+
+def _must_fit(matrix: Matrix, needed: int | None, held: int) -> bool:
+    if not _fits(matrix, needed, held):
+        size = "an unknown number of batches" if needed is None else memory.readable(needed)
+        free = memory.readable(memory.free(matrix.problem.device))
+        rule = f"`keep=True` does not fit into half of the free memory ({size}, {free} free)"
+        remedy = "use `keep=False` or less data"
+        raise MemoryLimitError("products", rule, remedy=remedy)
+    return True
+
+
+def _some(weight: float) -> float:
+    if weight == 0:
+        raise CurvescopeError("Problem(data)", "no target counts (all are ignored)")
+    return weight
