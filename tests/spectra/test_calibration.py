@@ -1,7 +1,7 @@
 """Standard errors in the root mean square, and intervals that hold as often as they say.
 
 400 runs of every estimator, on the spectra that are hardest for each: where one eigenvalue
-carries everything the samples are as skewed as they can be. `benchmarks/calibration.py` has more.
+carries everything the samples are as skewed as they can be. `benchmarks/intervals.py` has more.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def quantile(level: float, probes: int) -> float:
     cannot tell from a flat spectrum. What covers that case covers all: Student's quantile, with
     ``0.65 √(n − 1)`` degrees of freedom in place of the ``n − 1`` of normal samples. (Below two
     probes it is 1: the standard error of one probe is infinite, that of an exact number zero.)
-    ``benchmarks/calibration.py`` measures it.
+    ``benchmarks/intervals.py`` measures it.
 
     >>> [round(quantile(0.95, n), 1) for n in (4, 8, 16, 32, 1000)]
     [9.8, 5.0, 3.6, 2.9, 2.1]
