@@ -16,7 +16,7 @@ from curvescope.flatness.trace_gradient.batch_norm import batch_norm
 from curvescope.flatness.trace_gradient.capture import Capture
 from curvescope.flatness.trace_gradient.convolution import Settings
 from curvescope.flatness.trace_gradient.correlation import correlate
-from curvescope.flatness.trace_gradient.forward import quiet, samples_of
+from curvescope.flatness.trace_gradient.forward import frozen_calls, samples_of
 from curvescope.flatness.trace_gradient.independence import rows_per_sample
 from curvescope.flatness.trace_gradient.pullback import Folding, squared_gradients
 from curvescope.flatness.trace_gradient.signs import Signs
@@ -48,7 +48,7 @@ def exact_trace(model: nn.Module, X: object, y: Tensor, loss: object) -> tuple[T
     """``tr G`` from all unit vectors, without folding."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     attention = sdpa_kernel(SDPBackend.MATH)
-    with attention, quiet(model) as call, Capture(parameters, second_order=True) as capture:
+    with attention, frozen_calls(model) as call, Capture(parameters, second_order=True) as capture:
         z = call(X)
     capture.separate(samples_of(X), rows_per_sample(model, X))
     root = as_loss(loss).probe(z, y)

@@ -103,7 +103,7 @@ def check(structure: ClassStructure, brute: BruteForce) -> None:
     traces = class_traces(structure)
     assert_relative(traces.total.sum(), G.trace(), rtol=1e-12, what="trace of G")
     for name, ours in (
-        ("class", traces.class_), ("cross", traces.cross), ("within", traces.within),
+        ("class", traces.class_part), ("cross", traces.cross), ("within", traces.within),
         ("diagonal", traces.diagonal),
     ):  # fmt: skip
         assert_relative(

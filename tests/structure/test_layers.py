@@ -89,11 +89,11 @@ def test_moments_and_their_parts(layer: str, batch_size: int | None) -> None:
     H_class = torch.einsum("c,cn,ck->nk", share, means, means)
     features = found.features
     compare(features.total, sorted_spectrum(H), "H", H)
-    compare(features.class_, sorted_spectrum(H_class), "H_class", H)
+    compare(features.class_part, sorted_spectrum(H_class), "H_class", H)
     compare(features.within, sorted_spectrum(H - H_class), "H_within", H)
     compare(features.without_class, knocked_out(H, H_class), "H without class", H)
     center = share @ means
-    assert features.global_ == pytest.approx(float(center @ center), rel=1e-12)
+    assert features.global_mean == pytest.approx(float(center @ center), rel=1e-12)
     assert len(features.diagonal) == 0
     # errors: a replication is an example at a position, with the weight p / N
     w = (p / N)[:, :, None].expand(N, 3, T)
@@ -116,13 +116,13 @@ def test_moments_and_their_parts(layer: str, batch_size: int | None) -> None:
     errors = found.errors
     both = parts["class"] + parts["cross"]
     compare(errors.total, sorted_spectrum(D), "Δ", D)
-    compare(errors.class_, sorted_spectrum(parts["class"]), "Δ_class", D)
+    compare(errors.class_part, sorted_spectrum(parts["class"]), "Δ_class", D)
     compare(errors.class_and_cross, sorted_spectrum(both), "Δ_class + Δ_cross", D)
     compare(errors.diagonal, sorted_spectrum(parts["diagonal"]), "Δ_{c=c'}", D)
     compare(errors.within, sorted_spectrum(parts["within"]), "Δ_within", D)
     compare(errors.without_class, knocked_out(D, parts["class"]), "Δ without class", D)
     compare(errors.without_cross, knocked_out(D, both), "Δ without class and cross", D)
-    assert errors.global_ == pytest.approx(float(total @ total / weight), rel=1e-10)
+    assert errors.global_mean == pytest.approx(float(total @ total / weight), rel=1e-10)
 
 
 def test_small_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,12 +155,12 @@ def test_the_knockout_of_weights() -> None:
     U, V = U[:, :3], Vh[:3].T  # rank C
     expected = (torch.eye(7) - U @ U.T) @ W @ (torch.eye(12) - V @ V.T)
     compare(statistics.total, torch.linalg.svdvals(W), "W", W)
-    compare(statistics.class_, s, "W_class", W)
+    compare(statistics.class_part, s, "W_class", W)
     compare(statistics.without_class, torch.linalg.svdvals(expected), "W without class", W)
 
 
-def moments_of(total: list[float], class_: list[float], left: list[float]) -> MomentStatistics:
-    a, b, c = (torch.tensor(x, dtype=F64) for x in (total, class_, left))
+def moments_of(total: list[float], class_part: list[float], left: list[float]) -> MomentStatistics:
+    a, b, c = (torch.tensor(x, dtype=F64) for x in (total, class_part, left))
     return MomentStatistics(a, b, b, b[:0], c, c, c, 0.0)
 
 
@@ -183,10 +183,10 @@ def test_classes_that_are_empty_single_or_more_than_features() -> None:
     X = torch.randn(7, 4, dtype=F64)
     y = torch.tensor([0, 0, 0, 1, 4, 4, 5])  # 2 and 3 are empty, 1 and 5 have one example
     found = layer_statistics(Problem(model, (X, y)))["2"]
-    assert len(found.features.class_) == 2  # no more than features
+    assert len(found.features.class_part) == 2  # no more than features
     assert float(found.features.without_class.max()) < 1e-12  # nothing is left beside the means
     for statistics in (found.features, found.errors):
-        for field in ("total", "class_", "class_and_cross", "within", "without_cross"):
+        for field in ("total", "class_part", "class_and_cross", "within", "without_cross"):
             assert bool(torch.isfinite(getattr(statistics, field)).all())
 
 

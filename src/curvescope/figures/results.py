@@ -263,7 +263,7 @@ def _(result: Attribution) -> list[Panel]:
 @_panels.register
 def _(result: ClassTraces) -> list[Panel]:
     parts = ("class", "cross", "diagonal", "within")
-    values = (result.class_, result.cross, result.diagonal, result.within)
+    values = (result.class_part, result.cross, result.diagonal, result.within)
     curves = [
         Curve.of(f"{part} part", None, each, kind="points", color=structure.PARTS[part])
         for part, each in zip(parts, values, strict=True)
@@ -312,16 +312,16 @@ def _overlaid(title: str, named: Mapping[str, SpectralMeasure | ExactSpectrum]) 
 
 @_panels.register
 def _(result: MomentStatistics) -> list[Panel]:
-    return [structure.moment("", result.total, result.class_)]
+    return [structure.moment("", result.total, result.class_part)]
 
 
 @_panels.register
 def _(result: LayerStatistics) -> list[Panel]:
     features, errors = result.features, result.errors
     return [
-        structure.moment(f"{result.name}: features", features.total, features.class_),
+        structure.moment(f"{result.name}: features", features.total, features.class_part),
         structure.moment(
-            f"{result.name}: errors", errors.total, errors.class_, errors.class_and_cross
+            f"{result.name}: errors", errors.total, errors.class_part, errors.class_and_cross
         ),
     ]
 

@@ -156,7 +156,7 @@ def moment(findings: ClassLayerFindings, kind: str) -> Panel:
     values = findings.moments[kind]
     cross = values.class_and_cross if kind == "errors" else None
     title = f"{findings.name or 'the model itself'}: {kind}"
-    return structure.moment(title, values.total, values.class_, cross)
+    return structure.moment(title, values.total, values.class_part, cross)
 
 
 register(Spectrum, lambda spectrum: [spectra_panel({spectrum.name: spectrum})])

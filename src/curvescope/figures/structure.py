@@ -95,10 +95,10 @@ def correspondence(matrix: Tensor, side: str, *, title: str = "", whose: str = "
 
 
 def moment(
-    title: str, total: Tensor, class_: Tensor, class_and_cross: Tensor | None = None
+    title: str, total: Tensor, class_part: Tensor, class_and_cross: Tensor | None = None
 ) -> Panel:
     """The eigenvalues of a second moment and of its class parts, without those that are zero."""
-    parts = [("all", total, 0), ("class part", class_, 1)]
+    parts = [("all", total, 0), ("class part", class_part, 1)]
     if class_and_cross is not None:
         parts.insert(1, ("class and cross part", class_and_cross, 2))
     curves = []

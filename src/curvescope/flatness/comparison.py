@@ -29,7 +29,7 @@ SHARPNESS: dict[str, Column] = {
 PLAIN = ("λ_max(H)", "tr H", "‖H‖_F")
 """Those of FF, of which :meth:`Comparison.verdict` speaks."""
 _COIN = 0.5
-"""An order that chance makes more often than this is none."""
+"""A rank correlation with a larger probability under random order does not count."""
 
 GENERALIZATION: dict[str, Column] = {
     "test error": lambda r: None if r.test is None else r.test.error,
@@ -37,7 +37,7 @@ GENERALIZATION: dict[str, Column] = {
     "error gap": lambda r: r.error_gap,
     "loss gap": lambda r: r.loss_gap,
 }
-"""What is wanted small."""
+"""Measures of generalization; smaller is better."""
 
 OTHERS: dict[str, Column] = {
     "λ_min(H)": lambda r: r.hessian.smallest,
@@ -83,7 +83,7 @@ class Comparison:
     def correlation(
         self, measure: str, generalization: str, *, mode: str = "eval"
     ) -> RankCorrelation:
-        """One of them, by its names."""
+        """The correlation of one measure with one generalization figure."""
         for c in self.correlations:
             if (c.measure, c.generalization, c.mode) == (measure, generalization, mode):
                 return c
@@ -170,8 +170,8 @@ def compare_reports(reports: Mapping[str, SharpnessReport]) -> Comparison:
     dampings = {r.damping for r in reports.values()}
     for what, values in (("number of parameters", sizes), ("damping", dampings)):
         if len(values) > 1:
-            found = ", ".join(f"{value:g}" for value in sorted(values))
-            raise CurvescopeError(where, f"all reports must have the same {what}", given=found)
+            listed = ", ".join(f"{value:g}" for value in sorted(values))
+            raise CurvescopeError(where, f"all reports must have the same {what}", given=listed)
     columns = {**SHARPNESS, **OTHERS, **GENERALIZATION}
     table = {
         name: tuple(_as_estimate(column(r)) for r in reports.values())
@@ -184,8 +184,8 @@ def compare_reports(reports: Mapping[str, SharpnessReport]) -> Comparison:
         for figure in GENERALIZATION
         for measure in (*SHARPNESS, *OTHERS)
     ]
-    known = tuple(c for c in correlations if c is not None)
-    return Comparison(tuple(reports), modes, table, known)
+    computed = tuple(c for c in correlations if c is not None)
+    return Comparison(tuple(reports), modes, table, computed)
 
 
 def _as_estimate(value: Estimate[float] | float | None) -> Estimate[float] | None:
@@ -202,8 +202,8 @@ def _correlation(
     """None where fewer than two runs are in the mode, or one of them lacks a figure."""
     pairs = [
         (x, y)
-        for x, y, own in zip(table[measure], table[figure], modes, strict=True)
-        if own == mode
+        for x, y, run_mode in zip(table[measure], table[figure], modes, strict=True)
+        if run_mode == mode
     ]
     a = [x.value for x, _ in pairs if x is not None]
     b = [y.value for _, y in pairs if y is not None]

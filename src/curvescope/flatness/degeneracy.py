@@ -1,4 +1,4 @@
-"""How much of the spectrum sits at zero along training, beside the bound of FF (SH-6)."""
+"""The share of eigenvalues at zero along training, beside the rank bound of FF (SH-6)."""
 
 from __future__ import annotations
 

@@ -97,8 +97,8 @@ def exact_measures(spectrum: ExactSpectrum) -> CurvatureMeasures:
     >>> from curvescope.operators.simple import Diagonal
     >>> from curvescope.spectra import exact_spectrum
     >>> A = Diagonal(torch.tensor([3.0, 0.0, -1.0]).double())
-    >>> found = exact_measures(exact_spectrum(A))
-    >>> found.trace.value, found.square_sum.value, found.effective_rank.value
+    >>> measures = exact_measures(exact_spectrum(A))
+    >>> measures.trace.value, measures.square_sum.value, measures.effective_rank.value
     (2.0, 10.0, 1.6)
     """
     values = spectrum.values
@@ -130,9 +130,11 @@ def estimated_measures(
     >>> from curvescope.operators.simple import Diagonal
     >>> A = Diagonal(torch.cat([torch.linspace(-1, 1, 200), torch.tensor([50.0])]).double())
     >>> g = torch.Generator().manual_seed(0)
-    >>> found = estimated_measures(A, generator=g, probes=8, steps=16, tol=1e-6)
-    >>> round(found.largest.value, 6), abs(found.trace.value - 50) <= 4 * found.trace.stderr + 1e-9
-    (50.0, True)
+    >>> measures = estimated_measures(A, generator=g, probes=8, steps=16, tol=1e-6)
+    >>> round(measures.largest.value, 6)
+    50.0
+    >>> abs(measures.trace.value - 50) <= 4 * measures.trace.stderr + 1e-9
+    True
     """
     n = A.shape[0]
     # Copies of a repeated eigenvalue change neither end, and the sums are unbiased without them.
@@ -164,12 +166,12 @@ def _sums(
     """``tr A`` and ``tr A²`` from one block of products, see the module."""
     rows = draw(A, probes, generator=generator)
     rows = torch.cat([Q.T, rows - (rows @ Q) @ Q.T])
-    images, known = multiply(A.for_many(), rows).double(), Q.shape[1]
+    images, count = multiply(A.for_many(), rows).double(), Q.shape[1]
     sums = []
     for values in ((rows.double() * images).sum(1), images.square().sum(1)):
         samples = Samples((), A.device)
-        samples.add(values[known:])
+        samples.add(values[count:])
         rest = samples.estimate(len(rows), Status.DONE)
-        exact = float(values[:known].sum())
+        exact = float(values[:count].sum())
         sums.append(Estimate(rest.value + exact, rest.stderr, rest.products, probes))
     return sums[0], sums[1]

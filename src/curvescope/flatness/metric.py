@@ -38,7 +38,7 @@ _LANCZOS_PROBES = 2
 
 @dataclass(frozen=True)
 class PacMetric:
-    """The terms of PP's eq. 6, 7 and 9, and what they combine to.
+    """The terms of PP's eq. 6, 7 and 9, and the three equations.
 
     ``trace`` is that of ``matrix``; ``log_determinant`` and ``inverse_trace`` are those of
     ``G + damping · I``; ``log_likelihood`` is ``−N L``, the sum over the training set (for a
@@ -121,10 +121,10 @@ def pac_metric(
     >>> model = nn.Linear(1, 1, bias=False).double()
     >>> _ = model.weight.detach().fill_(2.0)
     >>> data = (torch.ones(1, 1).double(), torch.zeros(1, 1).double())
-    >>> found = pac_metric(Problem(model, data, "mse"), generator=torch.Generator(), damping=0.0)
-    >>> round(found.trace.value, 9), round(found.equation_7.value, 9), found.log_likelihood
+    >>> metric = pac_metric(Problem(model, data, "mse"), generator=torch.Generator(), damping=0.0)
+    >>> round(metric.trace.value, 9), round(metric.equation_7.value, 9), metric.log_likelihood
     (2.0, 4.0, -4.0)
-    >>> round(found.gaussian_kl.value, 6) == round(0.5 * (0.5 + 4 - 1 + math.log(2)), 6)
+    >>> round(metric.gaussian_kl.value, 6) == round(0.5 * (0.5 + 4 - 1 + math.log(2)), 6)
     True
     """
     where = "pac_metric(problem)"

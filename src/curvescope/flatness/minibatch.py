@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from curvescope import _checks
 from curvescope._state import differentiable, watching
 from curvescope.flatness.trace_gradient.capture import Capture
-from curvescope.flatness.trace_gradient.forward import quiet, samples_of, trainable
+from curvescope.flatness.trace_gradient.forward import frozen_calls, samples_of, trainable
 from curvescope.flatness.trace_gradient.independence import rows_per_sample
 from curvescope.flatness.trace_gradient.pullback import Folding, squared_gradients
 from curvescope.flatness.trace_gradient.signs import Signs
@@ -63,7 +63,7 @@ def minibatch_metric(
         X: The inputs of the batch.
         y: Its targets.
         generator: The source of the probes.
-        loss: As for :class:`curvescope.Problem`, but no callable that the library does not know.
+        loss: As for :class:`curvescope.Problem`, except custom callables.
         probes: How many cotangents per sample.
 
     Raises:
@@ -73,14 +73,14 @@ def minibatch_metric(
     >>> _ = model.weight.detach().copy_(torch.tensor([[0.0, 4.0]]))
     >>> X, y = torch.tensor([[1.0, 2.0], [1.0, 2.0]]), torch.zeros(2, 1)
     >>> g = torch.Generator().manual_seed(0)
-    >>> found = minibatch_metric(model, X, y, loss="mse", generator=g)
-    >>> round(found.trace.value, 4), round(found.value.value, 4)  # 2 ‖x‖² and + ½ · 16
+    >>> metric = minibatch_metric(model, X, y, loss="mse", generator=g)
+    >>> round(metric.trace.value, 4), round(metric.value.value, 4)  # 2 ‖x‖² and + ½ · 16
     (10.0, 18.0)
     """
     where = "minibatch_metric(model, X, y)"
     probes = _checks.positive_int(where, "probes", probes)
     stream = Signs(_checks.generator(where, generator))
-    with differentiable(), quiet(model) as call:
+    with differentiable(), frozen_calls(model) as call:
         parameters = trainable(where, model)
         with watching(Capture(parameters, second_order=False)) as capture:
             z = call(X)

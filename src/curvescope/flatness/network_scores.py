@@ -22,9 +22,9 @@ class Scores:
     """Mean loss and share of wrong answers of the ``samples`` terms of a split.
 
     Both are exact for the split; ``stderr`` is their error as estimates of the mean over the
-    distribution that the split was drawn from (infinite for a callable loss, which does not show
-    its terms). ``error`` is None where a loss has no right answers (``"mse"``, callables); every
-    term counts the same in it.
+    distribution that the split was drawn from (infinite for a callable loss, whose terms are not
+    available). ``error`` is None for a loss without predicted labels (``"mse"``, callables); every
+    term has the same weight in it.
     """
 
     loss: Estimate[float]
@@ -41,32 +41,32 @@ def scores(problem: Problem) -> Scores:
     >>> model = nn.Linear(1, 2, bias=False)
     >>> _ = model.weight.detach().copy_(torch.tensor([[1.0], [0.0]]))
     >>> data = (torch.tensor([[1.0], [2.0], [-1.0]]), torch.tensor([0, 1, 1]))
-    >>> found = scores(Problem(model, data))
-    >>> round(found.error.value, 4), found.samples
+    >>> result = scores(Problem(model, data))
+    >>> round(result.error.value, 4), result.samples
     (0.3333, 3)
     """
     variables = problem.variables()
     total, weight, samples = torch.zeros((), dtype=torch.float64, device=problem.device), 0.0, 0
-    shown: list[Terms | None] = []
+    all_terms: list[Terms | None] = []
     for batch in problem.batches():
         with problem.evaluation():
             z = problem.output(variables, batch).detach()
         at = problem.loss_at(z, batch)
         total, weight = total + at.value().double(), weight + at.weight
         samples += at.count
-        shown.append(at.each())
+        all_terms.append(at.each())
     if weight == 0.0:
         raise CurvescopeError("Problem(data)", "no target counts (all are ignored)")
     value = float(total / weight)
-    terms = [own for own in shown if own is not None]
-    stderr = _stderr(terms, value) if len(terms) == len(shown) else float("inf")
+    terms = [batch_terms for batch_terms in all_terms if batch_terms is not None]
+    stderr = _stderr(terms, value) if len(terms) == len(all_terms) else float("inf")
     return Scores(Estimate(value, stderr, 0, samples), _error(terms), samples)
 
 
 def _stderr(terms: Sequence[Terms], mean: float) -> float:
     """The error of a weighted mean, ``√(n/(n − 1) Σ w² (ℓ − L)²) / Σ w``."""
-    losses = torch.cat([own.losses.double() for own in terms])
-    weights = torch.cat([own.weights.double() for own in terms])
+    losses = torch.cat([batch_terms.losses.double() for batch_terms in terms])
+    weights = torch.cat([batch_terms.weights.double() for batch_terms in terms])
     n = len(losses)
     if n < 2:
         return float("inf")
@@ -75,8 +75,8 @@ def _stderr(terms: Sequence[Terms], mean: float) -> float:
 
 
 def _error(terms: Sequence[Terms]) -> Estimate[float] | None:
-    """The share of wrong answers, where there are right ones."""
-    wrong = [own.wrong for own in terms if own.wrong is not None]
+    """The fraction of wrong predictions; None for a loss without predicted labels."""
+    wrong = [batch_terms.wrong for batch_terms in terms if batch_terms.wrong is not None]
     samples = Samples((), wrong[0].device) if wrong else None
     for misses in wrong:
         if samples is not None and len(misses):
@@ -98,7 +98,7 @@ def on_other_data(
 
 
 class _Pairs:
-    """A problem's own batches, as data for another problem."""
+    """The batches of one problem as ``(input, target)`` pairs, to build another problem."""
 
     def __init__(self, batches: Batches) -> None:
         self._batches = batches

@@ -1,4 +1,4 @@
-"""Rank correlations: how far two orders of the same runs agree."""
+"""Rank correlations of two measures over the same runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 def kendall(a: Sequence[float], b: Sequence[float]) -> float:
     """Kendall's τ-b: concordant less discordant pairs, over pairs that are tied in neither.
 
-    NaN where one side is all ties, or has fewer than two values.
+    NaN if one sequence is constant or has fewer than two values.
 
     >>> kendall([1, 2, 3, 4], [4, 3, 2, 1]), round(kendall([1, 1, 2], [1, 2, 3]), 6)
     (-1.0, 0.816497)
@@ -29,7 +29,7 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def chance(a: Sequence[float], b: Sequence[float]) -> float:
-    """The share of random orders with at least as large a |τ|; exact without ties.
+    """The fraction of random orders with at least as large a |τ|; exact without ties.
 
     >>> round(chance([1, 2, 3, 4], [1, 2, 3, 4]), 6)           # 2 of 24
     0.083333
@@ -41,8 +41,8 @@ def _kendall(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
     from scipy.stats import kendalltau
 
     tied = len(set(a)) < len(a) or len(set(b)) < len(b)
-    found = kendalltau(a, b, method="asymptotic" if tied else "exact")
-    return float(found.statistic), float(found.pvalue)
+    result = kendalltau(a, b, method="asymptotic" if tied else "exact")
+    return float(result.statistic), float(result.pvalue)
 
 
 def _varied(values: Sequence[float]) -> bool:

@@ -42,7 +42,7 @@ from curvescope.flatness.trace_gradient.affine import functions_of_piecewise_aff
 from curvescope.flatness.trace_gradient.capture import Capture
 from curvescope.flatness.trace_gradient.forward import (
     batch_norms_train,
-    quiet,
+    frozen_calls,
     run,
     samples_of,
     take,
@@ -85,9 +85,10 @@ class TraceRegularizer:
     number of draws since, on all devices alike. :meth:`tensors` holds both, so that a training that
     keeps it goes on with the same probes. Steps may be captured in a CUDA graph (``capturable``).
 
-    Whether samples see each other (batch norm in train mode does it) is tried out at the first
-    call. Where they do, and for parameters outside linear and convolutional layers, gradients are
-    taken over the whole batch, which is right as well but noisier.
+    Whether the output for a sample depends on others (as with batch norm in train mode) is
+    determined by a trial at the first call. Where it does, and for parameters outside linear and
+    convolutional layers, gradients are taken over the whole batch, which is right as well but
+    noisier.
 
     Cost of a step with :meth:`objective` in plain steps, on the CPU: about 2 for a fully connected
     network and 1.9 to 2.4 for convolutional ones with or without batch norm; a call beside a plain
@@ -135,7 +136,7 @@ class TraceRegularizer:
         self._stream = Signs(_checks.generator(where, generator))
         self._loss = as_loss(loss)
         if kind == "ggn" and not self._loss.closed_form:
-            self._loss.probe(torch.zeros(1, 1), torch.zeros(1))  # says why not
+            self._loss.probe(torch.zeros(1, 1), torch.zeros(1))  # refuses a loss without a root
         # The functions that models run for which tr H = tr G, None for others.
         self._affine: WeakKeyDictionary[nn.Module, frozenset[Any] | None] = WeakKeyDictionary()
 
@@ -148,7 +149,7 @@ class TraceRegularizer:
             y: The targets.
         """
         X, y = self._drawn(model, X, y)
-        with quiet(model) as call:
+        with frozen_calls(model) as call:
             return self._both(model, call, X, y).penalty
 
     def objective(self, model: nn.Module, X: Any, y: Any) -> Objective:
@@ -190,14 +191,14 @@ class TraceRegularizer:
                     root = self._loss.probe(z, y)
                     trace = self._pulled_back(capture, root, z)
                     return Objective(root.value, self.weight * trace, z)
-                self._affine[model] = None  # from now on at once
+                self._affine[model] = None  # use autograd for this model from now on
             with watching(Capture(parameters, second_order=False)):
                 z = call(X)
             value = self._loss.mean(z, y)
             return Objective(value, self.weight * self._quadratic_form(value, parameters), z)
 
     def _piecewise_affine(self, model: nn.Module, X: Any, y: Any) -> frozenset[Any] | None:
-        """The functions that the model runs if ``tr H = tr G``; a new one is tried out.
+        """The functions that the model runs if ``tr H = tr G``, else None; a trial for a new model.
 
         Without dropout and before the step: so the model is run once in every step, the first
         included, and draws and counts the same in a training that is interrupted and goes on with a

@@ -1,4 +1,4 @@
-"""The sharpness report: what FF and PP measure at the end of training, on one page (SH-1)."""
+"""The sharpness report: all measures of FF and PP at the end of training (SH-1)."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def sharpness_by_mode(
 
 
 def has_batch_statistics(model: nn.Module) -> bool:
-    """Whether the mode of some layer decides between statistics of the batch and kept ones."""
+    """Whether some layer uses batch statistics in one mode and running statistics in the other."""
     return any(
         isinstance(m, nn.modules.batchnorm._NormBase) and m.running_mean is not None
         for m in model.modules()
@@ -179,7 +179,7 @@ def _as_problem(problem: Problem, test: Any) -> Problem:
 
 
 def _exact_logdet(spectrum: ExactSpectrum, damping: float) -> Estimate[float]:
-    """From all eigenvalues; those below zero are rounding. Minus infinity without damping."""
+    """``log det(G + δ I)`` from all eigenvalues, negative ones set to 0; −∞ for ``δ = 0``."""
     values = torch.cat([spectrum.values, torch.zeros(spectrum.zeros, dtype=torch.float64)])
     logs = (values.clamp(min=0.0) + damping).log()
     return Estimate(float(logs.sum()), 0.0, spectrum.products, spectrum.dimension)

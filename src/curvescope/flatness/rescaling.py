@@ -29,10 +29,10 @@ from curvescope.problem import ParamSpace, Problem
 
 @dataclass(frozen=True)
 class Rescaled:
-    """A problem with two layers rescaled by ``alpha``, and what that does to the curvature.
+    """A problem with two layers rescaled by ``alpha``, and the effect on the curvature.
 
-    ``shift`` is the largest change of an output on the first batch, relative to the outputs:
-    rounding, or the layers would have been refused.
+    ``shift`` is the largest change of an output on the first batch, relative to the outputs: of
+    the size of rounding, else :func:`rescale` refuses.
     """
 
     problem: Problem
@@ -42,7 +42,7 @@ class Rescaled:
     shift: float
 
     def block_factor(self, name: str) -> float:
-        """By what the Hessian's diagonal block of one parameter is multiplied, eigenvalues too."""
+        """The factor of the Hessian's diagonal block of one parameter, and of its eigenvalues."""
         (full,) = self.problem.params.resolve(name, "Rescaled.block_factor")
         return _factors(self.first, self.second, self.alpha).get(full, 1.0) ** 2
 

@@ -1,4 +1,4 @@
-"""What sub-sampling the data does to traces: ``tr A`` survives it, ``tr A²`` does not (PP fig. 2).
+"""Traces on sub-samples of the data: ``tr A`` is unbiased, ``tr A²`` is not (PP fig. 2).
 
 ``A = (1/N) Σ_n A_n`` over the samples, ``A_B`` the same mean over ``B`` of them drawn without
 replacement. Then ``E tr A_B = tr A`` (PP eq. 11) and
@@ -35,7 +35,7 @@ class Subsample:
     """Means over random sub-samples of ``size`` samples; ``stderr`` is the error of the mean.
 
     ``trace_spread`` and ``square_spread`` are the standard deviations from one sub-sample to the
-    next: what a single mini-batch may be off, its probes included.
+    next: the error of a single mini-batch, probes included.
     """
 
     size: int

@@ -75,10 +75,10 @@ class Spread:
     @classmethod
     def of(cls, numbers: Iterable[float]) -> Spread:
         """The spread of at least one number."""
-        all_ = [float(x) for x in numbers]
-        if not all_:
+        values = [float(x) for x in numbers]
+        if not values:
             raise CurvescopeError("Spread.of(numbers)", "needs at least one number")
-        return cls(sum(all_) / len(all_), min(all_), max(all_))
+        return cls(sum(values) / len(values), min(values), max(values))
 
 
 @dataclass(frozen=True)

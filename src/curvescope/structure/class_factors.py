@@ -183,13 +183,13 @@ def _frobenius(
     """
     square = _square(exact)
     kfac = [(1.0, factors)]
-    by_class = [(own.share, own) for own in factors.classes if own.share > 0]
-    inner = _inner_products(problem, name, [own for _, own in kfac + by_class])
+    by_class = [(factor.share, factor) for factor in factors.classes if factor.share > 0]
+    inner = _inner_products(problem, name, [factor for _, factor in kfac + by_class])
     errors = []
     for parts, products in ((kfac, inner[:1]), (by_class, inner[1:])):
         shares = torch.tensor([share for share, _ in parts], dtype=torch.float64)
-        gram = _gram([own.output_hessian for _, own in parts])
-        gram = gram * _gram([own.autocorrelation for _, own in parts])
+        gram = _gram([factor.output_hessian for _, factor in parts])
+        gram = gram * _gram([factor.autocorrelation for _, factor in parts])
         error = square - 2 * float(shares @ products) + float(shares @ gram @ shares)
         errors.append(max(error, 0.0) ** 0.5 / square**0.5)
     return errors[0], errors[1]
@@ -211,7 +211,9 @@ def _inner_products(problem: Problem, name: str, parts: list[KroneckerFactors]) 
     """``⟨G, A ⊗ B⟩`` for several Kronecker products at once; one pass over the data."""
     total = torch.zeros(len(parts), dtype=torch.float64, device=problem.device)
     terms = 0
-    factors = [(own.output_hessian.double(), own.autocorrelation.double()) for own in parts]
+    factors = [
+        (factor.output_hessian.double(), factor.autocorrelation.double()) for factor in parts
+    ]
 
     def directions(z: Tensor, target: Any) -> Tensor:
         return root(LossHessian(), problem.loss.at(z, target), z, 0)
@@ -259,8 +261,8 @@ def _cosines(problem: Problem, layer: LayerKind, moments: LayerMoments) -> tuple
     eye = torch.eye(C, dtype=torch.bool, device=h.device)
     shares = torch.softmax(moments.log_weights.masked_fill(eye, -torch.inf), 1).nan_to_num(0.0)
     errors = torch.einsum("cd,cdm->cm", shares, moments.error_means)
-    own = _cosine(matrices(structure.class_means), errors, h)
-    return own.cpu(), cross.cpu()
+    of_classes = _cosine(matrices(structure.class_means), errors, h)
+    return of_classes.cpu(), cross.cpu()
 
 
 def _cosine(g: Tensor, delta: Tensor, h: Tensor) -> Tensor:

@@ -46,8 +46,8 @@ PARTS = ("class", "cross", "diagonal", "between")
 class ClassStructure:
     """The ``C²`` cross-class means of the extended gradients and the parts of ``G`` they make.
 
-    ``log_weights`` are those of ``w_{cc'}``, kept as logarithms because probabilities of a trained
-    network underflow: the means are right where the weights are 0. A class without examples has
+    ``log_weights`` are the logarithms of ``w_{cc'}``, because probabilities of a trained network
+    underflow: the means are right where the weights are 0. A class without examples has
     weight 0 and zero means, and takes no part in any sum.
     """
 
@@ -106,8 +106,8 @@ class ClassStructure:
     @property
     def diagonal_part(self) -> LowRank:
         """``Σ_c w_{cc} g_{cc} g_{cc}ᵀ``, rank at most ``C``: ordinary gradient means."""
-        own = self.means.diagonal(dim1=0, dim2=1)  # [P, C]
-        return LowRank(own, self.weights.diagonal().to(self.means))
+        means = self.means.diagonal(dim1=0, dim2=1)  # [P, C]
+        return LowRank(means, self.weights.diagonal().to(self.means))
 
     @property
     def between_part(self) -> LowRank:
@@ -230,7 +230,10 @@ class _Means:
 
 
 def _by_class(problem: Problem) -> Iterator[Batch]:
-    """The data in batches of one label each, about as large as its own; or its own batches."""
+    """The samples regrouped by label, or the data's batches where samples cannot be separated.
+
+    The new batches hold one label each and are about as large as those of the data.
+    """
     waiting: dict[object, list[Batch]] = {}
     sizes: dict[object, int] = {}
     full = 1

@@ -94,15 +94,15 @@ def logit_clusters(problem: Problem, layer: str) -> LogitClusters:
     counts: Tensor | None = None
     for batch in problem.batches():
         check_samples(problem, batch, [name])
-        seen = capture(problem, batch, [name])
-        labels = _labels(problem, batch, seen)
-        c = seen.output.shape[1]
+        record = capture(problem, batch, [name])
+        labels = _labels(problem, batch, record)
+        c = record.output.shape[1]
         if weight is None or output is None or counts is None:
-            m, n = seen.layers[name].matrix_shape
-            weight = seen.output.new_zeros(c, c, m * n)
-            output = seen.output.new_zeros(c, c, seen.positions[name] * m)
+            m, n = record.layers[name].matrix_shape
+            weight = record.output.new_zeros(c, c, m * n)
+            output = record.output.new_zeros(c, c, record.positions[name] * m)
             counts = torch.zeros(c, dtype=torch.long, device=weight.device)
-        _add_batch(seen, name, labels, weight, output)
+        _add_batch(record, name, labels, weight, output)
         counts += torch.bincount(labels, minlength=c)
     assert weight is not None
     assert output is not None
@@ -113,8 +113,8 @@ def logit_clusters(problem: Problem, layer: str) -> LogitClusters:
     )
 
 
-def _labels(problem: Problem, batch: Batch, seen: Capture) -> Tensor:
-    where, z = "logit_clusters(problem)", seen.output
+def _labels(problem: Problem, batch: Batch, record: Capture) -> Tensor:
+    where, z = "logit_clusters(problem)", record.output
     classes = problem.loss.at(z.detach(), batch.target).classes(where)
     if classes is None or z.ndim != 2 or z.shape[1] < 2 or bool((classes.labels < 0).any()):
         raise CurvescopeError(where, "needs cross-entropy with one class label for each sample")
@@ -122,20 +122,20 @@ def _labels(problem: Problem, batch: Batch, seen: Capture) -> Tensor:
 
 
 @torch.no_grad()
-def _add_batch(seen: Capture, name: str, labels: Tensor, weight: Tensor, output: Tensor) -> None:
-    p = torch.softmax(seen.output.detach(), 1)
+def _add_batch(record: Capture, name: str, labels: Tensor, weight: Tensor, output: Tensor) -> None:
+    p = torch.softmax(record.output.detach(), 1)
     c = p.shape[1]
-    x = seen.rows(name)
+    x = record.rows(name)
     members = [(labels == i).nonzero()[:, 0] for i in range(c)]
     for j in range(c):
         q = -p * p[:, j : j + 1].sqrt()
         q[:, j] += p[:, j].sqrt()
-        e = seen.errors(name, seen.pull_back(q, last=j == c - 1)[name])  # [B, T, m]
+        e = record.errors(name, record.pull_back(q, last=j == c - 1)[name])  # [B, T, m]
         for i, index in enumerate(members):
             if len(index):
-                own = e[index]
-                weight[i, j] += torch.einsum("btm,btn->mn", own, x[index]).flatten()
-                output[i, j] += own.sum(0).flatten()
+                errors = e[index]
+                weight[i, j] += torch.einsum("btm,btn->mn", errors, x[index]).flatten()
+                output[i, j] += errors.sum(0).flatten()
 
 
 def _clusters(points: Tensor, present: Tensor) -> Clusters:
@@ -175,16 +175,16 @@ def tsne(clusters: Clusters, *, generator: torch.Generator, perplexity: float = 
         remedy = "install it with pip install 'curvescope[plots]'"
         raise CurvescopeError("tsne", "needs scikit-learn", remedy=remedy) from error
     c = clusters.points.shape[0]
-    all_ = torch.cat(
+    points = torch.cat(
         [clusters.points.flatten(0, 1), clusters.logit_centers, clusters.class_centers]
     )
-    if not 0 < perplexity < len(all_):
-        rule = f"`perplexity` must lie between 0 and the {len(all_)} points"
+    if not 0 < perplexity < len(points):
+        rule = f"`perplexity` must lie between 0 and the {len(points)} points"
         raise CurvescopeError("tsne", rule, given=perplexity)
     seed = int(torch.randint(2**31 - 1, (), generator=generator, device=generator.device))
     method = TSNE(
         n_components=2, perplexity=perplexity, init="random", random_state=seed, method="exact"
     )
-    plane = torch.from_numpy(method.fit_transform(all_.numpy())).double()
+    plane = torch.from_numpy(method.fit_transform(points.numpy())).double()
     points, logits, classes = plane.split([c * c, c, c])
     return Embedding(points.reshape(c, c, 2), logits, classes)

@@ -86,7 +86,7 @@ def correspondence(vectors: Tensor | HasEigenPairs, basis: Tensor, *, side: str)
     """``‖Mat(h_j) v_i‖²`` or ``‖Mat(h_j)ᵀ u_i‖²`` for every pair (DH def. 4.3, eq. 9 and 10).
 
     For unit vectors, entry ``(i, j)`` is the part of ``h_j`` that is a Kronecker product with
-    ``v_i`` (or ``u_i``). The columns of a Kronecker product's own eigenvectors are unit vectors.
+    ``v_i`` (or ``u_i``). For the eigenvectors of a Kronecker product every column is a unit vector.
 
     Args:
         vectors: columns ``[m·n, k]`` over one layer's weight, for example eigenvectors.

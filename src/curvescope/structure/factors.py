@@ -29,7 +29,7 @@ from curvescope.record.roots import root
 from curvescope.record.samples import check_samples, first_samples, pieces
 from curvescope.record.selection import layer_of, linear_layers
 
-CACHE = 16 << 20  # bytes of inputs and outputs of the layers that are worked on at a time
+CACHE = 16 << 20  # bytes of layer inputs and outputs of a piece: about a CPU's last cache
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class KroneckerFactors:
     groups, every group has its own positions: the errors of different groups do not meet in
     ``output_hessian``, and the auto-correlation is that of all groups together.
 
-    ``classes``, where asked for, are the factors given the label; ``share`` is the part of the
-    samples that these ones come from. ``transposed`` says that the weight is stored as ``[n, m]``.
+    ``classes`` are the factors of each label, if requested; ``share`` is the fraction of the
+    samples with this label. ``transposed`` says that the weight is stored as ``[n, m]``.
     """
 
     name: str
@@ -66,7 +66,7 @@ class KroneckerFactors:
         return KroneckerOperator(M, A, psd=True)
 
     def by_outputs(self, vectors: Tensor) -> Tensor:
-        """Columns over the flat weight as ones over ``[m, n]``, row by row, for :func:`matricize`.
+        """Columns over the flat weight in the order ``[m, n]`` that :func:`matricize` takes.
 
         The same columns, unless the weight is transposed.
         """
@@ -131,32 +131,32 @@ def kronecker_factors(
     for batch in problem.batches():
         check_samples(problem, batch, names)
         for piece in pieces(problem, batch, _piece_size(problem, batch, names)):
-            seen = capture(problem, piece, names)
-            loss = problem.loss_at(seen.output, piece)
-            members: Members = {ALL: (None, seen.samples, loss.weight)}
+            record = capture(problem, piece, names)
+            loss = problem.loss_at(record.output, piece)
+            members: Members = {ALL: (None, record.samples, loss.weight)}
             if by_class:
-                members, classes = _by_label(piece, seen.output, loss)
-            _check_size(seen, len({*members, *(label for _, label in moments)}))
-            directions = root(LossHessian(), loss, seen.output, piece.index)
-            _add_piece(seen, directions, members, moments)
-        for own in moments.values():
-            own.end_batch()
-    if sum(own.weight for own in moments.values()) == 0:
+                members, classes = _by_label(piece, record.output, loss)
+            _check_size(record, len({*members, *(label for _, label in moments)}))
+            directions = root(LossHessian(), loss, record.output, piece.index)
+            _add_piece(record, directions, members, moments)
+        for moment in moments.values():
+            moment.end_batch()
+    if sum(moment.weight for moment in moments.values()) == 0:
         raise CurvescopeError("Problem(data)", "no target counts (all are ignored)")
-    found = {
+    factors = {
         name: _by_class(name, moments, classes, bias, problem.dtype)
         if by_class
         else _factors(name, moments[name, ALL].means(), 1.0, bias, problem.dtype)
         for name in names
     }
     return {
-        name: _transposed(own) if layer_of(problem.model, name).transposed else own
-        for name, own in found.items()
+        name: _transposed(factor) if layer_of(problem.model, name).transposed else factor
+        for name, factor in factors.items()
     }
 
 
 def _transposed(factors: KroneckerFactors) -> KroneckerFactors:
-    classes = tuple(replace(own, transposed=True) for own in factors.classes)
+    classes = tuple(replace(factor, transposed=True) for factor in factors.classes)
     return replace(factors, transposed=True, classes=classes)
 
 
@@ -165,7 +165,7 @@ Members = dict[int, tuple[Tensor | None, int, float]]  # label -> samples; how m
 
 
 def _piece_size(problem: Problem, batch: Batch, names: Sequence[str]) -> int:
-    """As many samples as leave what passes through the layers in a CPU's cache."""
+    """The number of samples whose layer inputs and outputs fit into :data:`CACHE`."""
     if problem.device.type != "cpu":
         return 1 << 30
     few = capture(problem, first_samples(batch), names)
@@ -174,43 +174,45 @@ def _piece_size(problem: Problem, batch: Batch, names: Sequence[str]) -> int:
     return max(16, int(CACHE / few.output.element_size() / numbers))
 
 
-def _check_size(seen: Capture, labels: int) -> None:
-    """Directions of all samples, and three copies of all moments of each label."""
-    classes, item = seen.output[0].numel(), seen.output.element_size()
+def _check_size(record: Capture, labels: int) -> None:
+    """Refuse what does not fit into memory: directions, and three copies of all moments."""
+    classes, item = record.output[0].numel(), record.output.element_size()
     moments = 0
-    for name, layer in seen.layers.items():
+    for name, layer in record.layers.items():
         m, n = layer.matrix_shape
-        moments += m * m + n * n + n * seen.positions[name]
+        moments += m * m + n * n + n * record.positions[name]
     memory.need(
         "kronecker_factors",
-        f"{classes:,} outputs of {seen.samples} samples and the factors of {labels} label(s)",
-        item * (2 * seen.samples * classes**2 + 3 * labels * moments),
-        seen.output.device,
+        f"{classes:,} outputs of {record.samples} samples and the factors of {labels} label(s)",
+        item * (2 * record.samples * classes**2 + 3 * labels * moments),
+        record.output.device,
         "use fewer layers, smaller batches or fewer classes",
     )
 
 
 def _add_piece(
-    seen: Capture,
+    record: Capture,
     directions: Tensor,
     members: Members,
     moments: dict[tuple[str, int], LayerMoments],
 ) -> None:
-    """Add some samples of a batch, all layers and all labels."""
-    for name in seen.layers:
+    """Add some samples of a batch to the moments of every layer and label."""
+    for name in record.layers:
         for label, (index, samples, weight) in members.items():
-            own = moments.setdefault((name, label), LayerMoments(seen, name))
-            if own.positions != seen.positions[name]:
+            moment = moments.setdefault((name, label), LayerMoments(record, name))
+            if moment.positions != record.positions[name]:
                 rule = f"layer {name!r} needs the same number of positions in all batches"
                 raise Inapplicable(
-                    "kronecker_factors", rule, given=f"{own.positions} and {seen.positions[name]}"
+                    "kronecker_factors",
+                    rule,
+                    given=f"{moment.positions} and {record.positions[name]}",
                 )
-            own.add_inputs(_some(seen.inputs[name], index, seen.samples), samples, weight)
+            moment.add_inputs(_some(record.inputs[name], index, record.samples), samples, weight)
     last = directions.shape[1] - 1
     for k in range(last + 1):
-        for name, e in seen.pull_back(directions[:, k], last=k == last).items():
+        for name, e in record.pull_back(directions[:, k], last=k == last).items():
             for label, (index, samples, _) in members.items():
-                moments[name, label].add_errors(_some(e, index, seen.samples), samples)
+                moments[name, label].add_errors(_some(e, index, record.samples), samples)
 
 
 def _some(t: Tensor, index: Tensor | None, samples: int) -> Tensor:
@@ -242,11 +244,13 @@ def _by_class(
     dtype: torch.dtype,
 ) -> KroneckerFactors:
     """The factors of each label, and of all samples as their mean."""
-    own = [moments.get((name, label)) for label in range(classes)]
-    samples = sum(m.samples for m in own if m is not None)
-    shares = [0.0 if m is None else m.samples / samples for m in own]
-    some = next(m for m in own if m is not None)
-    means = [tuple(map(torch.zeros_like, some.means())) if m is None else m.means() for m in own]
+    by_label = [moments.get((name, label)) for label in range(classes)]
+    samples = sum(m.samples for m in by_label if m is not None)
+    shares = [0.0 if m is None else m.samples / samples for m in by_label]
+    some = next(m for m in by_label if m is not None)
+    means = [
+        tuple(map(torch.zeros_like, some.means())) if m is None else m.means() for m in by_label
+    ]
     total = [
         torch.stack([s * t for s, t in zip(shares, parts, strict=True)]).sum(0)
         for parts in zip(*means, strict=True)

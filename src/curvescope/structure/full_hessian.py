@@ -61,14 +61,14 @@ def full_output_hessian(
     samples, weight = 0, 0.0
     for batch in problem.batches():
         check_samples(problem, batch, names)
-        seen = capture(problem, batch, names)
-        _check_plain(seen)
-        loss = problem.loss_at(seen.output, batch)
-        samples, weight = samples + seen.samples, weight + loss.weight
+        record = capture(problem, batch, names)
+        _check_plain(record)
+        loss = problem.loss_at(record.output, batch)
+        samples, weight = samples + record.samples, weight + loss.weight
         for name in names:
-            own = seen.rows(name)[:, 0].double().sum(0)
-            means[name] = means[name] + own if name in means else own
-        gram = _gram(seen, root(LossHessian(), loss, seen.output, batch.index))
+            inputs = record.rows(name)[:, 0].double().sum(0)
+            means[name] = means[name] + inputs if name in means else inputs
+        gram = _gram(record, root(LossHessian(), loss, record.output, batch.index))
         total = gram.double() if total is None else total + gram
     if total is None or weight == 0:
         raise CurvescopeError("Problem(data)", "no target counts (all are ignored)")
@@ -80,10 +80,10 @@ def full_output_hessian(
     )
 
 
-def _check_plain(seen: Capture) -> None:
-    for name, positions in seen.positions.items():
+def _check_plain(record: Capture) -> None:
+    for name, positions in record.positions.items():
         if positions != 1:
-            kind = type(seen.layers[name].module).__name__
+            kind = type(record.layers[name].module).__name__
             raise CurvescopeError(
                 "full_output_hessian",
                 f"layer {name!r} must be applied once to a sample",
@@ -92,12 +92,12 @@ def _check_plain(seen: Capture) -> None:
             )
 
 
-def _gram(seen: Capture, directions: Tensor) -> Tensor:
+def _gram(record: Capture, directions: Tensor) -> Tensor:
     last = directions.shape[1] - 1
     total: Tensor | None = None
     for k in range(last + 1):
-        pulled = seen.pull_back(directions[:, k], last=k == last)
-        errors = torch.cat([seen.errors(name, e)[:, 0] for name, e in pulled.items()], 1)
+        pulled = record.pull_back(directions[:, k], last=k == last)
+        errors = torch.cat([record.errors(name, e)[:, 0] for name, e in pulled.items()], 1)
         total = errors.new_zeros(errors.shape[1], errors.shape[1]) if total is None else total
         add_gram(total, errors.T)
     assert total is not None

@@ -71,8 +71,8 @@ class ClassDual:
     def knocked_out(self, part: str | Sequence[str], how: str = "subtract") -> ExactSpectrum:
         """The exact spectrum of ``G`` without a part, or without several parts together.
 
-        ``part="within"`` leaves the other three (by subtraction only: what it spans is nearly
-        everything). Cost: the eigenvalues of a matrix of the size of ``gram``.
+        ``part="within"`` leaves the other three (by subtraction only: its span is nearly the whole
+        space). Cost: the eigenvalues of a matrix of the size of ``gram``.
         """
         where = "ClassDual.knocked_out"
         names = [part] if isinstance(part, str) else list(part)
@@ -99,7 +99,7 @@ def _subtracted(K: Tensor, X: Tensor) -> Tensor:
 
 
 def projected(K: Tensor, X: Tensor) -> Tensor:
-    """``K − K X (Xᵀ K X)⁺ Xᵀ K``; what is below the rounding of ``Xᵀ K X`` spans nothing.
+    """``K − K X (Xᵀ K X)⁺ Xᵀ K``; eigenvalues of ``Xᵀ K X`` within rounding count as zero.
 
     >>> projected(torch.diag(torch.tensor([4.0, 2.0])), torch.tensor([[1.0], [0.0]]))
     tensor([[0., 0.],
@@ -113,7 +113,7 @@ def projected(K: Tensor, X: Tensor) -> Tensor:
 
 
 def spanned(K: Tensor, X: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvectors ``[r, r']`` and eigenvalues of ``Xᵀ K X`` that are more than rounding.
+    """The eigenvectors ``[r, r']`` and eigenvalues of ``Xᵀ K X`` that exceed its rounding.
 
     >>> spanned(torch.diag(torch.tensor([4.0, 0.0])), torch.eye(2))[1]
     tensor([4.])
@@ -147,7 +147,7 @@ def class_dual(problem: Problem, *, layer: str | None = None) -> ClassDual:
 
 
 def dual_of_form(form: GramForm) -> ClassDual:
-    """The same from a form that is at hand (several layers share one pass over labels)."""
+    """:func:`class_dual` from a Gram form that exists already (several layers can share one)."""
     outputs = list(outputs_of(form))
     labels = torch.cat([e.labels for e in outputs])
     log_w = torch.cat([e.log_p for e in outputs])  # up to the common 1/N
@@ -159,14 +159,14 @@ def row_bases(labels: Tensor, log_w: Tensor) -> dict[str, Tensor]:
     """The bases of :class:`ClassDual` for terms with ``labels: [t]`` and ``log w: [t, C]``."""
     t, C = log_w.shape
     masked = log_w[:, None].expand(t, C, C)  # [term, c, c']
-    own = torch.nn.functional.one_hot(labels.clamp(min=0), C).bool() & (labels >= 0)[:, None]
-    masked = masked.masked_fill(~own[..., None], -torch.inf)
+    of_class = torch.nn.functional.one_hot(labels.clamp(min=0), C).bool() & (labels >= 0)[:, None]
+    masked = masked.masked_fill(~of_class[..., None], -torch.inf)
     log_cc = torch.logsumexp(masked, 0)  # [c, c']
     entries = torch.exp(0.5 * (masked - log_cc)).nan_to_num(0.0)
     a = log_w.new_zeros(t, C, C, C)  # row (term, c') of the vector (c, c')
     a.diagonal(dim1=1, dim2=3).copy_(entries)
     a = a.reshape(t * C, C, C)
-    alive = own.any(0)
+    alive = of_class.any(0)
     eye = torch.eye(C, dtype=torch.bool, device=log_w.device)
     others = log_cc.masked_fill(eye, -torch.inf)
     log_c = torch.logsumexp(others, 1)
@@ -187,7 +187,7 @@ def row_bases(labels: Tensor, log_w: Tensor) -> dict[str, Tensor]:
 
 
 def _complement(v: Tensor) -> Tensor:
-    """``[n, n − 1]``: an orthonormal basis of what is orthogonal to a unit vector."""
+    """An orthonormal basis ``[n, n − 1]`` of the orthogonal complement of a unit vector."""
     full: Tensor = torch.linalg.qr(v[:, None], mode="complete").Q
     return full[:, 1:]
 
@@ -278,11 +278,12 @@ def hessian_split(
     probes: int = 1,
     deflate: int = 0,
 ) -> HessianSplit:
-    """Spectra of the Hessian, of ``G`` and of ``E = H − G``: who makes outliers, who the bulk.
+    """Spectra of the Hessian and of its two summands, ``G`` and ``E = H − G``.
 
     Up to ``limit`` parameters they are exact; beyond, ``G`` is exact while its Gram matrix has at
     most ``limit`` rows, and the others come from Lanczos, ``steps · probes`` products each.
-    ``deflate`` eigenpairs are taken out of ``H`` (and of ``G``) first, as TR does with ``C``.
+    The ``deflate`` largest eigenpairs of ``H`` and of ``G`` are computed separately first; TR takes
+    ``C`` of them.
     """
     H, G = Hessian(problem), GaussNewton(problem)
 

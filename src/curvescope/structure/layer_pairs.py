@@ -5,10 +5,10 @@ fewer rows than weights, the search runs on ``R Rᵀ``, whose vectors are shorte
 method then spends its time on products and not on keeping long vectors orthogonal.
 
 With ``R Rᵀ u = θ u + ρ`` the vector ``v = Rᵀ u / √θ`` has the residual ``A v − θ v = Rᵀ ρ / √θ``.
-``‖Rᵀ ρ‖`` could be as large as ``√θ_1 ‖ρ‖``, but ``ρ`` is what the search has not looked into yet
-and nearly orthogonal to large eigenvectors. The search goes two vectors at a time, and then the
-residuals of all pairs lie in one plane: the three largest are computed and tell by how much ``Rᵀ``
-stretches the others; where they are in no plane, all are computed.
+``‖Rᵀ ρ‖`` could be as large as ``√θ_1 ‖ρ‖``, but ``ρ`` lies in the pending directions of the Krylov
+decomposition and is nearly orthogonal to the leading eigenvectors. With blocks of two vectors the
+residuals of all pairs lie in one plane: ``‖Rᵀ ρ‖`` of the three largest is computed and gives the
+factor for the others. Where these three are not in a plane, it is computed for every pair.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from curvescope.operators.layer import LayerRoot
 from curvescope.spectra.control import Status
 from curvescope.spectra.eigensolver import EigenPairs, eigenpairs
 
-BLOCK = 2  # two vectors at once read what is stored once; more of them make the search longer
-MEMORY = 1 << 30  # bytes that the products of a search may take
-# A third residual further than this from the plane of two others counts as independent of them.
+BLOCK = 2  # columns per product: they share one read of the stored rows; more need more products
+MEMORY = 1 << 30  # bytes of memory for the stored products of one search
+# Three unit residuals whose smallest singular value exceeds this do not lie in one plane.
 STRAY = 0.4
-# The error of a unit vector that is written in the basis of the search.
+# A unit vector is in the span of the multiplied vectors if its residual there is at most this.
 CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5}
 
 
 class _RowGram(LinearOperator):
-    """``R Rᵀ``, which remembers ``Rᵀ q`` of every ``q`` that it was multiplied with.
+    """``R Rᵀ``, which stores ``Rᵀ q`` of every ``q`` that it was multiplied with.
 
-    An eigenvector ``u`` found by a Krylov search is a combination of such ``q``, and ``Rᵀ u`` the
-    same combination of what is remembered: the eigenvectors of the block then cost next to nothing.
+    A Ritz vector ``u`` of a Krylov search is a combination of such ``q``, and ``Rᵀ u`` is the same
+    combination of the stored ``Rᵀ q``: the eigenvectors of the block need no further product.
     """
 
     def __init__(self, root: LayerRoot) -> None:
         size = root.shape[0]
         super().__init__((size, size), dtype=root.dtype, device=root.device, psd=True)
         self._root = root
-        self._given: list[Tensor] = []  # rows q
+        self._multiplied: list[Tensor] = []  # rows q
         self._gathered: list[Tensor] = []
         self._bytes = 0
 
@@ -55,17 +55,17 @@ class _RowGram(LinearOperator):
         gathered = self._root.gather(X)
         self._bytes += gathered.numel() * gathered.element_size()
         if self._bytes <= MEMORY:
-            self._given.append(X.T.clone())
+            self._multiplied.append(X.T.clone())
             self._gathered.append(gathered)
         else:
-            self._given, self._gathered = [], []
+            self._multiplied, self._gathered = [], []
         return self._root.spread(gathered)
 
     def pulled(self, U: Tensor) -> Tensor:
-        """``Rᵀ U: [P, k]``, from memory where ``U`` is in the span of what was multiplied."""
-        if not self._given:
+        """``Rᵀ U: [P, k]``, from stored products where ``U`` lies in the span of these ``q``."""
+        if not self._multiplied:
             return self._root._rmatmat(U)
-        Q = torch.cat(self._given)
+        Q = torch.cat(self._multiplied)
         C = Q @ U  # without restarts the rows of Q are orthonormal
         C += Q @ (U - Q.T @ C)
         if self._misses(Q, C, U):
@@ -88,8 +88,8 @@ def layer_eigenpairs(
     parameters is searched through its rows; every other one by :func:`curvescope.eigenpairs`
     itself, which gives the same pairs.
 
-    Cost: products as counted, and up to 1 GiB of memory to have the vectors of the block from the
-    same products; beyond that half a product more for each pair.
+    Cost: ``products`` of the result, and up to 1 GiB of memory in which they are stored to form the
+    block's vectors; beyond that half a product more for each pair.
 
     Args:
         block: ``H.block("fc1")`` or ``H.block("fc1.weight")``.
@@ -123,20 +123,20 @@ def layer_eigenpairs(
         if last or excess <= 1.0 or not pairs.converged:
             break
         inner = tol / (2 * excess)
-    passed = bool((residuals <= tol * theta).all())
+    accurate = bool((residuals <= tol * theta).all())
     return replace(
         pairs,
         vectors=gram.pulled(pairs.vectors) / theta.sqrt(),
         residuals=residuals,
         tolerance=tol * theta,
-        converged=pairs.converged and passed,
+        converged=pairs.converged and accurate,
         products=products,
-        status=pairs.status if passed or not pairs.converged else Status.PRECISION,
+        status=pairs.status if accurate or not pairs.converged else Status.PRECISION,
     )
 
 
 def _residuals(root: LayerRoot, pairs: EigenPairs) -> tuple[Tensor, int]:
-    """``‖Rᵀ ρ‖ / √θ`` of all pairs, and the products that it took."""
+    """``‖Rᵀ ρ‖ / √θ`` of all pairs, and the number of products used."""
     roots = pairs.values.clamp_min(torch.finfo(root.dtype).tiny).sqrt()
 
     def residuals_of(index: list[int]) -> tuple[Tensor, Tensor, Tensor]:

@@ -35,7 +35,7 @@ from curvescope.record.layers import record_layers
 from curvescope.record.selection import layer_of, linear_layers
 from curvescope.structure.moments import LayerMoments
 
-_CHUNK = 256 << 20  # bytes of inputs and errors recorded at a time
+_CHUNK = 256 << 20  # bytes: inputs and errors of all layers that are recorded at a time
 _EPS = torch.finfo(torch.float64).eps
 
 
@@ -44,18 +44,18 @@ class MomentStatistics:
     """The spectrum of a second moment beside those of its class parts; all descending, float64.
 
     ``total`` against ``without_class`` is the scatter of TR fig. 7 and 9a, ``without_class``
-    against ``without_cross`` that of fig. 9b; ``total``, ``class_`` and ``class_and_cross`` are the
-    scree plots of fig. 8 and 10. A part has at most as many eigenvalues as it has vectors.
+    against ``without_cross`` that of fig. 9b; ``total``, ``class_part`` and ``class_and_cross`` are
+    the scree plots of fig. 8 and 10. A part has at most as many eigenvalues as it has vectors.
     """
 
     total: Tensor  # [d]
-    class_: Tensor  # [≤ C]
+    class_part: Tensor  # [≤ C]
     class_and_cross: Tensor  # [≤ C²]; for features the class part again
     diagonal: Tensor  # [≤ C]; empty for features
     within: Tensor  # [d]
     without_class: Tensor  # [d], class means projected out
     without_cross: Tensor  # [d], class and cross-class means projected out
-    global_: float  # of the second moment of the global mean, which causes the top outlier
+    global_mean: float  # of the second moment of the global mean, which makes the top outlier
 
     @property
     def whiskers(self) -> tuple[float, float]:
@@ -63,24 +63,24 @@ class MomentStatistics:
 
         The smallest is that above rounding: class means of errors may be linearly dependent.
         """
-        alive = self.class_[self.class_ > len(self.total) * _EPS * self.class_[:1]]
+        alive = self.class_part[self.class_part > len(self.total) * _EPS * self.class_part[:1]]
         return (float(alive[:2][-1]), float(alive[-1])) if len(alive) else (0.0, 0.0)
 
     @property
     def whitening(self) -> float:
-        """The ratio of the whiskers: 1 when all class means but the global one weigh the same."""
+        """The ratio of the whiskers: 1 if all eigenvalues of the class part below the top agree."""
         high, low = self.whiskers
         return high / low if low > 0 else float("nan")
 
     @property
     def separation(self) -> float:
-        """The mean eigenvalue of the class part over the largest once class means are gone."""
+        """The mean eigenvalue of the class part over the largest of ``without_class``."""
         edge = float(self.without_class[0])
-        return float(self.class_.mean()) / edge if edge > 0 else float("inf")
+        return float(self.class_part.mean()) / edge if edge > 0 else float("inf")
 
     @property
     def outliers(self) -> int:
-        """Eigenvalues above all that is left once the class means are projected out."""
+        """How many eigenvalues of ``total`` exceed the largest of ``without_class``."""
         return int((self.total > (1 + 1e-6) * self.without_class[0]).sum())
 
 
@@ -89,13 +89,13 @@ class WeightStatistics:
     """Singular values of ``W``, of ``η W_class`` and of ``W`` without it (TR 7.13, fig. 13)."""
 
     total: Tensor
-    class_: Tensor
+    class_part: Tensor
     without_class: Tensor
 
 
 @dataclass(frozen=True)
 class LayerStatistics:
-    """One layer: what comes in, what comes back, and what it holds."""
+    """One layer: spectra of its inputs, of its back-propagated errors and of its weights."""
 
     name: str
     classes: int
@@ -126,17 +126,21 @@ def layer_statistics(
     >>> layer = layer_statistics(Problem(model, (X, torch.tensor([0, 0, 1, 1]))))[""]
     >>> layer.features.total, layer.features.without_class  # means ±3, scatter ±1
     (tensor([9., 1.], dtype=torch.float64), tensor([1., 0.], dtype=torch.float64))
-    >>> layer.features.outliers, layer.features.global_
+    >>> layer.features.outliers, layer.features.global_mean
     (1, 0.0)
     """
     statistics = {}
-    for name, own in layer_moments(problem, layers=layers).items():
+    for name, moment in layer_moments(problem, layers=layers).items():
         _checks.all_finite(
-            f"layer_statistics, layer {name!r}", own.second_features, own.second_errors
+            f"layer_statistics, layer {name!r}", moment.second_features, moment.second_errors
         )
         W = layer_of(problem.model, name).matrix.detach().double()
         statistics[name] = LayerStatistics(
-            name, own.classes, _features(own), _errors(own), _weights(W, *own.weight_factors())
+            name,
+            moment.classes,
+            _features(moment),
+            _errors(moment),
+            _weights(W, *moment.weight_factors()),
         )
     return statistics
 
@@ -144,7 +148,7 @@ def layer_statistics(
 def layer_moments(
     problem: Problem, *, layers: str | Iterable[str] | None = None
 ) -> dict[str, LayerMoments]:
-    """The moments behind :func:`layer_statistics`, as matrices: one pass over the data."""
+    """The second moments and class means of every layer, as matrices; one pass over the data."""
     problem.check_unchanged()
     names = linear_layers(problem, layers)
     moments: dict[str, LayerMoments] = {}
@@ -173,15 +177,15 @@ def layer_moments(
             for piece in samples.pieces(problem, batch, size):
                 records = record_layers(problem, piece, names, directions)
                 for name, record in records.items():
-                    own = moments.setdefault(name, LayerMoments(record, current[0].classes))
-                    own.add(record, current[0])
-    if not any(bool(own.counts.any()) for own in moments.values()):
+                    moment = moments.setdefault(name, LayerMoments(record, current[0].classes))
+                    moment.add(record, current[0])
+    if not any(bool(moment.counts.any()) for moment in moments.values()):
         raise CurvescopeError("Problem(data)", "no target counts (all are ignored)")
     return moments
 
 
 def _check_size(problem: Problem, names: Sequence[str], z: Tensor) -> None:
-    """The directions of the samples, and the means of all pairs of classes, for each layer."""
+    """Refuse what does not fit into memory: directions, and means of all pairs of classes."""
     classes = max(2, z[0].numel())
     rows = [layer_of(problem.model, name).matrix_shape[0] for name in names]
     each = 8 * (sum(rows) + 3 * max(rows)) + 2 * z.element_size() * len(z)
@@ -225,20 +229,20 @@ def _errors(moments: LayerMoments) -> MomentStatistics:
 
 
 def _statistics(
-    total: Tensor, class_: Tensor, cross: Tensor, diagonal: Tensor, center: float
+    total: Tensor, class_part: Tensor, cross: Tensor, diagonal: Tensor, center: float
 ) -> MomentStatistics:
     """Spectra of ``total`` and of its parts ``Σ r rᵀ``, each given by rows ``r``."""
-    both = torch.cat([class_, cross])
+    both = torch.cat([class_part, cross])
     between = torch.cat([both, diagonal])
     return MomentStatistics(
         total=_spectrum(total),
-        class_=_of_rows(class_),
+        class_part=_of_rows(class_part),
         class_and_cross=_of_rows(both),
         diagonal=_of_rows(diagonal),
         within=_spectrum(total - between.T @ between),
-        without_class=_spectrum(_without(total, class_)),
+        without_class=_spectrum(_without(total, class_part)),
         without_cross=_spectrum(_without(total, both)),
-        global_=center,
+        global_mean=center,
     )
 
 

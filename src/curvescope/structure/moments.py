@@ -31,7 +31,7 @@ class LayerMoments:
         self.classes, self.positions = classes, T
         self.counts = zeros(classes)
         self._features, self._feature_sums = zeros(n, n), zeros(classes, n)
-        self._errors, self._own_sums = zeros(m, m), zeros(classes, m)
+        self._errors, self._label_sums = zeros(m, m), zeros(classes, m)
         self.error_means = zeros(classes, classes, m)  # δ_{cc'}
         self._logs = torch.full_like(zeros(classes, classes), -torch.inf)
 
@@ -48,8 +48,8 @@ class LayerMoments:
         rooted = (E * torch.exp(0.5 * e.log_p)[..., None, None]).flatten(0, 2)
         self._errors.addmm_(rooted.T, rooted)
         middle = E.mean(2)  # over positions: [B, C, m]
-        own = middle[torch.arange(len(X), device=X.device), e.labels.clamp(min=0)]
-        self._own_sums += member.T @ own
+        at_label = middle[torch.arange(len(X), device=X.device), e.labels.clamp(min=0)]
+        self._label_sums += member.T @ at_label
         logs = e.log_p[:, None].masked_fill(member[..., None] == 0, -torch.inf)  # [B, c, c']
         batch = torch.logsumexp(logs, 0)
         shares = torch.exp(logs - batch).nan_to_num(0.0)
@@ -91,9 +91,9 @@ class LayerMoments:
         return self._logs - self._total.log() + math.log(self.positions)
 
     @property
-    def own_errors(self) -> Tensor:
-        """``δ̄_cc: [C, m]``, the plain mean over the examples of class ``c``, positions averaged."""
-        return self._own_sums / self.counts.clamp(min=1)[:, None]
+    def label_errors(self) -> Tensor:
+        """``δ̄_cc: [C, m]``: the mean error at the true label over class ``c`` and positions."""
+        return self._label_sums / self.counts.clamp(min=1)[:, None]
 
     def weight_class(self) -> Tensor:
         """``η W_class = −Σ_c (n_c/N) (Σ_t δ̄_cc) h_cᵀ: [m, n]`` (TR 7.13)."""
@@ -102,5 +102,5 @@ class LayerMoments:
 
     def weight_factors(self) -> tuple[Tensor, Tensor]:
         """The same as a product ``[m, C] [C, n]``: its rank is at most ``C``."""
-        weighted = self.class_shares[:, None] * self.own_errors * self.positions
+        weighted = self.class_shares[:, None] * self.label_errors * self.positions
         return -weighted.T, self.feature_means

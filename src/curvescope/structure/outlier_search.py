@@ -1,4 +1,4 @@
-"""The search for outliers: the edge of the bulk, what lies above it, and what a part spans."""
+"""Outliers by iteration: the edge of the bulk, the eigenpairs above it, and spans of parts."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from curvescope.operators.base import LinearOperator
 from curvescope.operators.simple import LowRank
 from curvescope.spectra.eigensolver import eigenpairs
 
-_MARGIN = 1e-6  # by which a value has to exceed the edge, so that rounding makes no outlier
-_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}  # residuals relative to the norm
-# Relative, of a product of two means over many gradients; in float64 that of the product.
+_MARGIN = 1e-6  # an outlier exceeds the edge by this share of it: more than rounding does
+_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}  # residuals of eigenpairs over the norm
+# The relative rounding of an inner product of two means over gradients of this type. Means over
+# many float32 gradients are more exact than one float32 number.
 _ROUNDING = {torch.float32: 1e-10, torch.float64: 1e-13}
 
 
 def bulk_edge(left: float, largest: float, dtype: torch.dtype) -> float:
-    """The largest eigenvalue that is left, but no less than rounding where nothing is left.
+    """The edge of the bulk: ``left``, the largest eigenvalue after the knockout, with a margin.
+
+    At least ``1000 eps · largest``, the rounding that remains where the knockout leaves nothing.
 
     >>> bulk_edge(0.5, 2.0, torch.float64), bulk_edge(0.0, 2.0, torch.float64) > 0
     (0.5000005, True)
@@ -40,7 +43,8 @@ def above_edge(
 ) -> tuple[Tensor, Tensor, float]:
     """All eigenpairs above the edge and at least one below it, and the edge.
 
-    ``left`` is what the knockout of all ``C²`` means leaves; there are at most ``C²`` above it.
+    ``left`` is the largest eigenvalue after the knockout of all ``C²`` means; by interlacing at
+    most ``C²`` eigenvalues lie above it.
 
     >>> from curvescope.operators.simple import Diagonal
     >>> A = Diagonal(torch.tensor([9.0, 7.0, 5.0, 2.0, 1.0, 0.5], dtype=torch.float64))
@@ -59,11 +63,11 @@ def above_edge(
 
 
 def span(part: LowRank) -> Tensor:
-    """An orthonormal basis of what a part spans, ``[P, r]``, decided in float64.
+    """An orthonormal basis ``[P, r]`` of the range of a part, its rank decided in float64.
 
-    Every vector counts by its direction, not by its weight: a rare pair of classes spans as much as
-    a frequent one, and the rounding of parameters in float32 must not hide it. Dropped are vectors
-    that weigh nothing beside the heaviest, and combinations within the rounding of the means.
+    Vectors are normalized first: a rare pair of classes spans as much as a frequent one, and
+    rounding in float32 must not hide it. Vectors of negligible weight beside the heaviest are
+    dropped, and so are combinations within the rounding of the means.
 
     >>> vectors = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 3.0], [0.0, 0.0, 0.0]])
     >>> Q = span(LowRank(vectors, torch.tensor([1.0, 1.0, 1e-9])))

@@ -44,8 +44,8 @@ from curvescope.structure.knockouts import HOW, ClassDual, dual_of_form, project
 from curvescope.structure.outlier_search import above_edge, bulk_edge, leading, span
 
 SHARES = ("global", "class", "cross", "diagonal", "within")
-_DENSE = 1024  # rows of a Gram matrix up to which all its eigenvectors are cheap
-# What is knocked out, one after the other; each adds one group to those before.
+_DENSE = 1024  # rows of a Gram matrix up to which it is decomposed instead of searched
+# The parts that are knocked out together, step by step.
 _CHAIN = (("global",), ("class",), ("class", "cross"), ("class", "cross", "diagonal"))
 
 
@@ -67,7 +67,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Attribution:
-    """The largest eigenvalues of ``G``, the edge of its bulk, and what each is made of."""
+    """The largest eigenvalues of ``G``, the edge of its bulk, and the parts' shares in them."""
 
     classes: int
     edge: float
@@ -134,7 +134,7 @@ def attribute_outliers(
 
 
 def outliers_of(dual: ClassDual, *, generator: torch.Generator | None = None) -> Attribution:
-    """The same from a Gram matrix that is at hand; see :func:`attribute_outliers`.
+    """:func:`attribute_outliers` from a Gram matrix that is computed already.
 
     >>> from torch import nn
     >>> from curvescope.structure.knockouts import class_dual
@@ -232,7 +232,7 @@ def _global(structure: ClassStructure) -> LowRank:
 
 
 def _shares(structure: ClassStructure, values: Tensor, vectors: Tensor) -> Tensor:
-    """``vᵀ G_part v / λ`` from the low-rank parts; what they leave is the within part's."""
+    """``vᵀ G_part v / λ`` of the low-rank parts; the rest of 1 is the within part's."""
 
     def share(part: LowRank) -> Tensor:
         return (part.scales[:, None] * (part.left.T @ vectors).square()).sum(0) / values
@@ -259,7 +259,7 @@ def _table(
     gone: dict[str, list[int]] = {}
     for how, left in counts.items():
         steps = [outliers, *left]
-        # what even the last knockout leaves belongs to the within part
+        # the outliers that remain after the last knockout belong to the within part
         gone[how] = [a - b for a, b in zip(steps, left, strict=False)] + [left[-1]]
     groups = tuple(
         Group(name, expected[i], makers.count(i), gone["subtract"][i], gone["project"][i])
@@ -270,7 +270,7 @@ def _table(
 
 @dataclass(frozen=True)
 class Gap:
-    """``count`` values stand apart from the rest; the first left behind is smaller by ``ratio``."""
+    """A gap after the ``count`` largest values, ``ratio = λ_count / λ_{count+1}``."""
 
     count: int
     edge: float
@@ -281,8 +281,9 @@ def widest_gap(values: Tensor, *, most: int) -> Gap:
     """The widest gap on a logarithmic axis among the ``most`` largest values.
 
     A rule for spectra without a class decomposition (the Hessian, features, weights): the outliers
-    are the values above ``max_k λ_k / λ_{k+1}``, ``k ≤ most``. ``ratio`` says how wide the gap is,
-    and near 1 that there is none to speak of. Values that are not positive count as the bulk.
+    are the first ``k ≤ most`` values with the largest ``ratio = λ_k / λ_{k+1}``; a ``ratio`` near 1
+    means that there is no clear gap. ``edge`` is ``λ_{k+1}``. Values that are not positive
+    count as the bulk.
 
     >>> widest_gap(torch.tensor([100.0, 90.0, 5.0, 4.0, 3.0]), most=3)
     Gap(count=2, edge=5.0, ratio=18.0)

@@ -1,4 +1,4 @@
-"""What the output Hessian ``E[M]`` of a layer should look like (KR-6; DH 4.4, F.1, App. H).
+"""The output Hessian ``E[M]`` of a layer at initialization (KR-6; DH 4.4, F.1, App. H).
 
 For a ReLU network at random initialization each gate is open half of the time, which leaves of
 ``M = Gᵀ A G`` on average ``4^{−(L−p)} Sᵀ A S`` with the product ``S`` of the later weights. ``A``

@@ -44,7 +44,7 @@ class RankOneCondition:
 
 @dataclass(frozen=True)
 class OverlapPrediction:
-    """What the overlap of two models should look like.
+    """The predicted overlap of two models.
 
     ``line: [m]`` is Theorem F.1's, ``curve: [K]`` the expected overlap above at ``k = 1 … K``;
     ``verdict`` is ``"peak at m"``, ``"early peak"``, ``"delayed peak"`` or, for the output layer,

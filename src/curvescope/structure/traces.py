@@ -24,7 +24,7 @@ class ClassTraces:
 
     counts: Tensor
     total: Tensor
-    class_: Tensor
+    class_part: Tensor
     cross: Tensor
     diagonal: Tensor
     within: Tensor
@@ -60,9 +60,9 @@ def class_traces(structure: ClassStructure) -> ClassTraces:
     w = structure.weights
     between = (w * squares).sum(1)
     diagonal = (w * squares).diagonal()
-    class_ = structure.class_weights * _squared_norms(structure.class_means)
-    cross, within = (between - diagonal - class_).clamp(min=0), (total - between).clamp(min=0)
-    return ClassTraces(structure.counts, total, class_, cross, diagonal, within)
+    class_part = structure.class_weights * _squared_norms(structure.class_means)
+    cross, within = (between - diagonal - class_part).clamp(min=0), (total - between).clamp(min=0)
+    return ClassTraces(structure.counts, total, class_part, cross, diagonal, within)
 
 
 def outputs_of(form: GramForm) -> Iterator[Classes]:

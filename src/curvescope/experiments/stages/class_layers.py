@@ -31,7 +31,7 @@ class Moment:
     """Features or errors of a layer: spectra, and the measures of TR fig. 8 and 10."""
 
     total: Tensor
-    class_: Tensor
+    class_part: Tensor
     class_and_cross: Tensor
     outliers: int
     separation: AnyFloat
@@ -90,7 +90,7 @@ def compute(context: Context, layer: str) -> Outcome[Finding[ClassLayerFindings]
 def _moment(statistics: MomentStatistics) -> Moment:
     return Moment(
         total=statistics.total[:_LARGEST_COUNT].double().clone(),
-        class_=statistics.class_[:_LARGEST_COUNT].double().clone(),
+        class_part=statistics.class_part[:_LARGEST_COUNT].double().clone(),
         class_and_cross=statistics.class_and_cross[:_LARGEST_COUNT].double().clone(),
         outliers=statistics.outliers,
         separation=statistics.separation,

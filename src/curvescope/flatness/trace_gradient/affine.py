@@ -1,4 +1,4 @@
-"""Is ``tr H = tr G`` for a model? Tried out on a few samples."""
+"""Whether ``tr H = tr G`` for a model, from a recorded pass of a few samples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from curvescope._state import exclusive, watching
 from curvescope.errors import CurvescopeError
 from curvescope.flatness.trace_gradient.capture import Capture
-from curvescope.flatness.trace_gradient.forward import quiet
+from curvescope.flatness.trace_gradient.forward import frozen_calls
 from curvescope.problem.batches import Batch
 from curvescope.problem.losses import Loss
 from curvescope.problem.problem import Problem
@@ -42,7 +42,10 @@ def functions_of_piecewise_affine(
     batch = Batch(X, y, 0)
     sizes = {t.shape[0] if t.ndim else 0 for t in tensors(batch)}
     few = first_samples(batch) if len(sizes) == 1 else batch
-    with quiet(model) as call, watching(Capture(model.parameters(), second_order=False)) as trial:
+    with (
+        frozen_calls(model) as call,
+        watching(Capture(model.parameters(), second_order=False)) as trial,
+    ):
         call(few.inputs)
     if trial.shared:
         return None
@@ -53,7 +56,7 @@ def functions_of_piecewise_affine(
             affine = PiecewiseLinear(problem).behind_each_layer(problem, problem.params)
     except torch.OutOfMemoryError:
         raise
-    except CurvescopeError:  # a model that no problem can be made of
+    except CurvescopeError:  # the model is refused by Problem
         return None
     return frozenset(trial.functions) if affine else None
 

@@ -1,4 +1,4 @@
-"""A forward pass that remembers its layers: what went into each, and where its output went.
+"""A forward pass that records the input of each layer and the graph edge of its output.
 
 With the input ``x`` of a layer and the cotangent ``δ`` of its output, the gradient by its weight is
 a product of the two, and its squared norm often costs much less than the gradient itself, see
@@ -34,7 +34,7 @@ _CONVOLUTIONS: dict[Callable[..., Tensor], int] = {
 
 @dataclass(frozen=True)
 class LayerCall:
-    """One use of a linear or convolutional layer; ``settings`` is None for a linear one."""
+    """One call of a linear or convolutional layer; ``settings`` is None for a linear one."""
 
     x: Tensor
     weight: Tensor
@@ -48,9 +48,9 @@ class Capture(TorchFunctionMode):
     """Records the layers whose weights are among ``parameters`` while the context is open.
 
     ``second_order`` prepares convolutions and batch norms for one derivative of their backward pass
-    (not for two). ``functions`` are those of torch that something went through that varies.
-    ``rows`` says how many consecutive rows of each layer belong to a sample, once that is known;
-    where it is empty, or 0, gradients are taken for the whole batch.
+    (not for two). ``functions`` are the torch functions called with a tensor that requires grad.
+    ``rows`` says how many consecutive rows of each layer belong to a sample, set by
+    :meth:`separate`; where it is empty, or 0, gradients are taken for the whole batch.
     """
 
     def __init__(self, parameters: Iterable[Tensor], *, second_order: bool) -> None:
@@ -88,7 +88,7 @@ class Capture(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _prepares(self, x: Tensor) -> bool:
-        """Under autocast the arguments change their types on the way, which torch knows best."""
+        """Whether to replace a function; not under autocast, which casts arguments itself."""
         return self._second_order and not torch.is_autocast_enabled(x.device.type)
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -132,7 +132,7 @@ class Capture(TorchFunctionMode):
         return [call for call in self._calls if self._uses[id(call.weight)] == 1]
 
     def separate(self, samples: int, rows: tuple[int, ...]) -> None:
-        """Say that each sample has so many rows of each layer; left out if this pass differs."""
+        """Set ``rows``, the rows per sample of each layer; ignored if this pass differs."""
         layers = self.layers()
         self.samples = samples
         if self._interacting or len(rows) != len(layers):
@@ -166,13 +166,13 @@ def _training(
 
 def _tensors(values: Iterable[Any]) -> list[Tensor]:
     """The tensors among arguments, and in lists of them."""
-    found = []
+    tensors = []
     for value in values:
         if isinstance(value, Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, list | tuple):
-            found += [t for t in value if isinstance(t, Tensor)]
-    return found
+            tensors += [t for t in value if isinstance(t, Tensor)]
+    return tensors
 
 
 def _settings(

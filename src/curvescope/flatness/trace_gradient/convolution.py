@@ -50,19 +50,19 @@ class Settings:
         )
 
     def backward(
-        self, delta: Tensor, x: Tensor, weight: Tensor, *, wanted: tuple[bool, bool, bool]
+        self, delta: Tensor, x: Tensor, weight: Tensor, *, gradients: tuple[bool, bool, bool]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """``Wᵀ ∗ δ``, ``δ ⋆ x`` and ``Σ δ``, those that are wanted."""
+        """``Wᵀ ∗ δ``, ``δ ⋆ x`` and ``Σ δ``; None for each that ``gradients`` does not request."""
         zeros = [0] * len(self.stride)
         return aten.convolution_backward(
             delta, x, weight, [weight.shape[0]], self.stride, self.padding, self.dilation, False,
-            zeros, self.groups, list(wanted),
+            zeros, self.groups, list(gradients),
         )  # fmt: skip
 
 
 @dataclass
 class Pass:
-    """What a backward pass needs; autograd does not tell a function which results are unused."""
+    """Which gradients a backward pass needs; autograd does not tell a function which are unused."""
 
     weights: bool = True
 
@@ -105,8 +105,8 @@ class _Convolve(torch.autograd.Function):
         (delta,), (x, weight), settings = grads, ctx.saved_tensors, ctx.settings
         on_x, on_weight, on_bias = ctx.needs_input_grad[:3]
         if not torch.is_grad_enabled():
-            wanted = (on_x, on_weight and ctx.needed.weights, on_bias and ctx.needed.weights)
-            return (*settings.backward(delta, x, weight, wanted=wanted), None, None)
+            gradients = (on_x, on_weight and ctx.needed.weights, on_bias and ctx.needed.weights)
+            return (*settings.backward(delta, x, weight, gradients=gradients), None, None)
         gx = settings.transpose(delta, weight, x.shape[2:]) if on_x else None
         gw = gb = None
         if ctx.needed.weights:
@@ -122,7 +122,7 @@ class _WeightGradient(torch.autograd.Function):
     def forward(ctx: Any, delta: Tensor, x: Tensor, weight: Tensor, settings: Settings) -> Tensor:
         ctx.save_for_backward(delta, x)
         ctx.settings = settings
-        return settings.backward(delta, x, weight, wanted=(False, True, False))[1]
+        return settings.backward(delta, x, weight, gradients=(False, True, False))[1]
 
     @staticmethod
     @once_differentiable

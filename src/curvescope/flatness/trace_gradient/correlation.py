@@ -44,10 +44,10 @@ def correlate(
 def _spread(
     delta: Tensor, shape: Sequence[int], kernel: Sequence[int], settings: Settings
 ) -> Tensor:
-    """Errors put where windows of taps see them, for an input of spatial ``shape``.
+    """Errors on the grid of the input, ``s`` apart and padded, for an input of spatial ``shape``.
 
     Output place ``o`` meets input place ``i = o s + τ d − p`` at tap ``τ``. In every dimension the
-    outputs are put ``s`` apart, and padded or cropped.
+    outputs are placed ``s`` apart, and padded or cropped.
     """
     for axis in range(2, delta.ndim):
         j = axis - 2
@@ -80,7 +80,9 @@ class _Correlate(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (slope,) = grads
-        left, x = (t.to(slope.dtype) for t in ctx.saved_tensors)  # they differ under autocast
+        left, x = (
+            t.to(slope.dtype) for t in ctx.saved_tensors
+        )  # their types differ under autocast
         slope = slope.expand(x.shape[0], *slope.shape[-3:]).flatten(0, 1)
         on_delta = on_x = None
         if ctx.needs_input_grad[0]:
@@ -93,7 +95,7 @@ class _Correlate(torch.autograd.Function):
 
 
 def _laid_out(delta: Tensor, windows: Windows) -> Tensor:
-    """``[B, k, *taps, *places]``: what lies under each tap of a window at each place, a view."""
+    """A view ``[B, k, *taps, *places]``: the entry under each tap of the window at each place."""
     kernel, dilation, padding = windows
     dims = len(kernel)
     if any(padding):

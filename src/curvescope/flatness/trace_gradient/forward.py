@@ -1,4 +1,4 @@
-"""Running a model on a batch: as it is, or without leaving a trace."""
+"""Forward passes of a model: as it is, or with its buffers and flags left unchanged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from curvescope.problem.calling import call_with, output_of
 
 
 def run(model: Callable[..., Any], inputs: Any) -> Tensor:
-    """The output for a tensor, a tuple of positional or a mapping of keyword arguments."""
+    """The model's output; tuples are positional arguments, mappings keyword arguments."""
     if isinstance(inputs, Mapping):
         result = model(**inputs)
     elif isinstance(inputs, tuple | list):
@@ -28,11 +28,11 @@ def run(model: Callable[..., Any], inputs: Any) -> Tensor:
 
 
 @contextmanager
-def quiet(model: nn.Module) -> Iterator[Callable[..., Tensor]]:
-    """Calls of the model without dropout, its buffers left alone; its flags are restored.
+def frozen_calls(model: nn.Module) -> Iterator[Callable[..., Tensor]]:
+    """A function that runs the model without dropout and writes to no buffer of it.
 
-    Normalization layers keep the mode in which they are, everything else is in eval mode. A call
-    takes the inputs and, by name, weights to use instead of the model's.
+    Normalization layers keep their mode, everything else is in eval mode; flags are restored at the
+    end. The function takes the inputs and, by name, weights to use instead of the model's.
     """
 
     def call(inputs: Any, weights: Mapping[str, Tensor] | None = None) -> Tensor:
@@ -75,7 +75,7 @@ def _leaves(X: Any) -> list[Tensor]:
 
 
 def take(X: Any, y: Any, samples: int, stream: Signs) -> tuple[Any, Any]:
-    """Some samples of a batch, drawn without replacement; all of them if there are no more.
+    """``samples`` samples of a batch, drawn without replacement; all if it has no more.
 
     >>> import torch
     >>> X, y = torch.arange(10).reshape(5, 2), torch.arange(5)

@@ -1,4 +1,4 @@
-"""Which rows of a layer belong to which sample, in a model of any kind, tried out."""
+"""Which rows of a layer's input belong to which sample: determined by running the model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from curvescope._state import differentiable, watching, without_gradients
 from curvescope.flatness.trace_gradient.capture import Capture
 from curvescope.flatness.trace_gradient.forward import (
     batch_norms_train,
-    quiet,
+    frozen_calls,
     run,
     samples_of,
 )
@@ -21,25 +21,24 @@ from curvescope.problem.calling import call_with
 from curvescope.problem.independence import apart, take
 from curvescope.record.samples import positions
 
-_FEW = 5  # enough for samples that see others than their neighbors, or in larger batches alone
+_FEW = 5  # samples of the trial: also shows a dependence on others than the neighbors
 _Flags = tuple[bool, ...]
-_Rows = tuple[int, tuple[int, ...]]  # how many samples were tried out, and the answer
-_known: WeakKeyDictionary[nn.Module, dict[_Flags, _Rows]] = WeakKeyDictionary()
+_Rows = tuple[int, tuple[int, ...]]  # samples of the trial, and rows per sample of each layer
+_cache: WeakKeyDictionary[nn.Module, dict[_Flags, _Rows]] = WeakKeyDictionary()
 
 
 def rows_per_sample(model: nn.Module, X: Any) -> tuple[int, ...]:
-    """For each layer that a pass goes through, how many consecutive rows belong to a sample.
+    """How many consecutive rows belong to a sample, for each layer in the order of the pass.
 
-    0 where it is not so (a layer that counts something else first), and nothing at all where
-    samples see each other, or where the batch is one sample: the gradients of such layers are taken
-    for the whole batch, which is right for every model. Tried out once for every model, at the cost
-    of a few passes of a few samples, and again when other parameters are variables or other modules
-    are in training mode; batch norms are looked at every time.
+    0 for a layer whose first dimension is not that of the samples; ``()`` where the output for a
+    sample depends on other samples, or the batch is one sample. Gradients of such layers are taken
+    over the whole batch, which is right for every model. Determined once for every model, at the
+    cost of a few passes of a few samples, and again when ``requires_grad`` or ``training`` of some
+    part changes; batch norms are checked every time.
 
-    The answer must hold for a whole training. So weights that are zero are tried out with other
-    values (a gate that is closed at first hides what it will let through), and a model in training
-    mode is tried out in that mode as well (a norm of the user's own may take the statistics of the
-    batch there).
+    The answer must hold for a whole training. So zero weights are replaced in the trial (a gate
+    that is closed at first hides dependences), and a model in training mode is run in that mode as
+    well (a user-defined norm may take the statistics of the batch there).
 
     >>> import torch
     >>> rows_per_sample(nn.Linear(2, 2), torch.eye(2))
@@ -53,21 +52,21 @@ def rows_per_sample(model: nn.Module, X: Any) -> tuple[int, ...]:
         *(p.requires_grad for p in model.parameters()),
         *(m.training for m in model.modules()),
     )
-    samples, known = min(samples_of(X), _FEW), _known.setdefault(model, {})
-    tried, rows = known.get(flags, (0, ()))
-    if samples > tried:  # what holds for some samples holds for fewer
-        found = _try_out(model, X)
-        if found is None:
+    samples, cached = min(samples_of(X), _FEW), _cache.setdefault(model, {})
+    tried, rows = cached.get(flags, (0, ()))
+    if samples > tried:  # the answer for more samples holds for fewer
+        result = _try_out(model, X)
+        if result is None:
             return ()
-        known[flags] = samples, (rows := found)
+        cached[flags] = samples, (rows := result)
     return rows
 
 
 def _try_out(model: nn.Module, X: Any) -> tuple[int, ...] | None:
-    """None where one sample cannot tell."""
+    """The rows per sample, from a trial; None for a single sample, which shows no dependence."""
     few = take(X, slice(0, _FEW))
     samples = samples_of(few)
-    with differentiable(), quiet(model) as call:
+    with differentiable(), frozen_calls(model) as call:
         opened = _opened(model)
         variables = [p for p in opened.values() if p.requires_grad]
         with watching(Capture(variables, second_order=False)) as capture:
@@ -81,7 +80,7 @@ def _try_out(model: nn.Module, X: Any) -> tuple[int, ...] | None:
 
 
 def _opened(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters by name, with numbers between 0.05 and 0.1 where they are zero."""
+    """The parameters by name, zeros replaced by numbers between 0.05 and 0.1."""
     opened = {}
     for name, p in model.named_parameters():
         numbers = torch.linspace(0.05, 0.1, p.numel(), dtype=p.dtype, device=p.device)
@@ -91,9 +90,9 @@ def _opened(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _apart_in_training(model: nn.Module, few: Any, samples: int) -> bool:
-    """Whether the first sample's output stays when all others are replaced by copies of it.
+    """Whether the first sample's output is unchanged when all others are replaced by copies of it.
 
-    The batch keeps its size and random numbers are drawn alike, so that dropout does not matter.
+    Batch size and random numbers are the same in both passes, so that dropout does not matter.
     """
     devices = {p.device for p in model.parameters() if p.is_cuda}
     outputs = []

@@ -45,7 +45,7 @@ class Folding:
         self._signs, self._used = torch.empty(0), 0
 
     def prepare(self, sizes: Iterable[tuple[int, int]], like: Tensor) -> None:
-        """Draw for layers of ``m`` channels, each with ``times`` independent sets of signs."""
+        """Draw the signs of all layers, of ``m`` channels with ``times`` independent sets each."""
         size = 0 if self._whole else sum(times * m for times, m in sizes)
         self._signs = self._stream.draw((size,), like)
         self._used = 0
@@ -79,13 +79,13 @@ def pull_back(
     for call in layers:
         call.needed.weights = False
     try:
-        found: Sequence[Tensor | None] = torch.autograd.grad(
+        gradients: Sequence[Tensor | None] = torch.autograd.grad(
             z, places, u, create_graph=create_graph, retain_graph=True, allow_unused=True
         )
     finally:
         for call in layers:
             call.needed.weights = True
-    return list(found[: len(layers)]), list(found[len(layers) :])
+    return list(gradients[: len(layers)]), list(gradients[len(layers) :])
 
 
 def squared_gradients(
@@ -113,7 +113,7 @@ def squared_gradients(
         bias = capture.bias_of(call) is not None
         if delta is None:  # the output does not depend on this layer
             continue
-        if alone and m > 1:  # the positions of a sample in rows of their own
+        if alone and m > 1:  # the positions of a sample are separate rows
             call = replace(call, x=call.x.unflatten(0, (samples, m)))
             delta = delta.unflatten(0, (samples, m))
         if alone and call.x.ndim == 2:

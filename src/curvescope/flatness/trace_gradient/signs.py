@@ -1,12 +1,12 @@
 """Random signs for draws that are made at every training step, on any device.
 
-A generator is asked once, for a key; the signs are the bits of a hash of the key and a counter
+A generator gives a key, once; the signs are the bits of a hash of the key and a counter
 (SplitMix64, Steele, Lea and Flood 2014, whose output passes the usual tests). Both live on the
 device as one tensor. So the signs are the same on every device, nothing waits for a GPU, a step
 that draws them can be captured in a CUDA graph, which replays the counting too, and whoever keeps
 the tensor can go on from there. (A ``torch.Generator`` would be quicker on one thread: 16 µs for
 128 × 10 signs, here 107, which is 1.5 % of a penalized step of F-200². But it draws other signs on
-each device, and needs saving, putting back and registering with the graph by ways of its own.)
+each device, and must be saved, restored and registered with the graph separately.)
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def _rows(data: str, layers: list[LayerStatistics]) -> list[Row]:
                 last.whitening / first.whitening,
                 high=1.0 if _WHISKERS[what] == data else None, note="“the ratio decreases”"),
             Row(f"{data}, {what}: λ₁ of the last layer over its global mean's",
-                float(last.total[0]) / last.global_ if last.global_ else float("inf"),
+                float(last.total[0]) / last.global_mean if last.global_mean else float("inf"),
                 note="the global mean causes the top outlier"),
         ]  # fmt: skip
     rows += [
@@ -123,9 +123,9 @@ def _numbers(found: Perceptron, layers: dict[str, LayerStatistics]) -> dict[str,
                 "separation": m.separation,
                 "whitening": m.whitening,
                 "whiskers": m.whiskers,
-                "global": m.global_,
+                "global": m.global_mean,
                 "largest": m.total[:20].tolist(),
-                "class part": m.class_.tolist(),
+                "class part": m.class_part.tolist(),
             }
             for what, m in (("features", layer.features), ("errors", layer.errors))
         }

@@ -106,7 +106,7 @@ def _scree(title: str, moment: MomentStatistics, most: int = 110) -> Panel:
     for label, values, color in (
         ("all", moment.total, 0),
         ("class and cross part", moment.class_and_cross, 6),
-        ("class part", moment.class_, 1),
+        ("class part", moment.class_part, 1),
     ):
         kept = values[values > floor][:most]
         if len(kept) and (label != "class and cross part" or len(moment.diagonal)):
