@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import curvescope as cs
+from curvescope.problem.attention import AttentionNotice
 from curvescope.problem.calling import call_with
-from curvescope.problem.problem import _AttentionNotice
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -103,7 +103,7 @@ def test_attention_off_its_fused_path_is_said_once_by_the_first_pass(
             h = x @ self.weight
             return F.scaled_dot_product_attention(h, h, x).mean(1)
 
-    monkeypatch.setattr(_AttentionNotice, "said", False)
+    monkeypatch.setattr(AttentionNotice, "said", False)
     model, x = Attention(), normal(6, 3, 4, seed=4)
     problem = cs.Problem(model, (x, torch.randint(4, (6,), generator=generator(2))))
     cs.kronecker_factors(cs.Problem(nn.Linear(4, 4).double(), (x[:, 0], torch.arange(6) % 4)))

@@ -181,7 +181,7 @@ class ClosedForm:
     ) -> Iterator[tuple[Factors, float]]:
         """The factors of each batch and the weight of its loss terms."""
         total = 0.0
-        for batch in matrix.problem.batches(own=kept):
+        for batch in matrix.problem.batches(copied=kept):
             factors, weight = self._of_batch(matrix, layer, output, batch)
             total += weight
             yield factors, weight

@@ -69,7 +69,7 @@ class Kept:
         problem, depth, linearizer = matrix.problem, matrix.depth, self._linearizer
         if linearizer.measured(matrix) and not allowed(linearizer.needed(matrix)):
             return False
-        batches = problem.batches(own=True)  # nobody else writes to what is kept
+        batches = problem.batches(copied=True)  # nobody else writes to what is kept
         with linearizer.trying(depth):
             first = linearizer.first(problem, next(batches), depth)
             if not allowed(linearizer.needed(matrix)):

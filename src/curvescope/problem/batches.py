@@ -20,7 +20,7 @@ from curvescope.problem.soundness import check_batch
 
 @dataclass(frozen=True)
 class Batch:
-    """What goes into the model and what the loss compares its output with."""
+    """The inputs of a model and the targets of the loss, with the batch's position."""
 
     inputs: Any
     target: Any
@@ -62,7 +62,7 @@ class Batches:
             self.length = None
         if self.length == 0:
             raise _empty()
-        fixed = isinstance(self._data, list | tuple)  # tensors that are there, pass after pass
+        fixed = isinstance(self._data, list | tuple)  # the same tensors in every pass
         self._passes = None if fixed else Passes()
         leaves = pytree.tree_leaves(list(self._data)) if fixed else []
         self._writes = Writes([leaf for leaf in leaves if isinstance(leaf, Tensor)])
@@ -75,21 +75,21 @@ class Batches:
         )
 
     def unwritten(self) -> bool:
-        """Whether data given as tensors are what they were, as far as :class:`Writes` can see."""
+        """Whether data given as tensors are unchanged, as far as :class:`Writes` can see."""
         return self._writes.none()
 
     def __iter__(self) -> Iterator[Batch]:
         return self.walk()
 
-    def walk(self, *, own: bool = False) -> Iterator[Batch]:
-        """The batches; in memory of their ``own`` for whoever keeps what is made of them."""
+    def walk(self, *, copied: bool = False) -> Iterator[Batch]:
+        """The batches; ``copied`` to memory that the caller's data do not share."""
         nothing = True
         notes: list[Tensor] = []
         for index, item in enumerate(self._data):
             nothing = False
             inputs, target = _pair(item)
             check_batch(inputs, target, index)
-            batch = Batch(self._move(inputs, own), self._move(target, own), index)
+            batch = Batch(self._move(inputs, copied), self._move(target, copied), index)
             if self._passes is not None:
                 notes.append(self._passes.note((batch.inputs, batch.target)))
             yield batch
@@ -104,17 +104,17 @@ class Batches:
 
     @property
     def rebatched(self) -> bool:
-        """Whether a pass brought the samples of the first one in other batches."""
+        """Whether a later pass had the samples of the first one in other batches."""
         return self._passes is not None and self._passes.rebatched
 
     def why_passes_differ(self) -> str:
-        """The likely cause where two passes bring different samples."""
+        """The likely cause where two passes have different samples."""
         if self.shuffles:
             return "the loader shuffles and its samples change (random augmentation?)"
         return "the data changes between passes (random augmentation or a consumed stream?)"
 
     def digests(self) -> tuple[str, str]:
-        """The data by content: as samples without order, and as the batches that they come in.
+        """Two digests of the contents: of the samples in any order, and of the batches in order.
 
         A sample is a row of all tensors of a batch; a batch whose tensors differ in their first
         dimension is one piece. Cost: one pass over the data.
@@ -133,16 +133,16 @@ class Batches:
             self._hold(notes)
         return digest(sorted(samples)), digest(batches)
 
-    def _move(self, tree: Any, own: bool = False) -> Any:
+    def _move(self, tree: Any, copied: bool = False) -> Any:
         def move(t: Tensor) -> Tensor:
             moved = _usable(t).to(self._device, non_blocking=True)
-            return moved.clone() if own and t.device == self._device else moved
+            return moved.clone() if copied and t.device == self._device else moved
 
         return pytree.tree_map_only(Tensor, move, tree)
 
 
 def _usable(t: Tensor) -> Tensor:
-    """Without a graph; a tensor of ``torch.inference_mode`` could not be saved for derivatives."""
+    """The tensor without its graph; copied if made in ``torch.inference_mode``."""
     return t.clone() if t.is_inference() else t.detach()
 
 
@@ -172,7 +172,10 @@ def _pair(item: Any) -> tuple[Any, Any]:
     if isinstance(item, tuple | list) and len(item) == 2:
         _need_tensors(item)
         inputs, target = (dict(p) if isinstance(p, Mapping) else p for p in item)
-        return inputs, target  # torch looks into no mapping but a dict, such as a tokenizer's
+        return (
+            inputs,
+            target,
+        )  # torch.utils._pytree treats other mappings, such as a tokenizer's, as leaves
     _need_tensors([item])
     rule = "each batch must be a pair (input, target)"
     raise CurvescopeError("Problem(data)", rule, given=type(item).__name__)

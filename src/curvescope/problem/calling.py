@@ -1,7 +1,8 @@
-"""Calling a model with other tensors in the place of its own."""
+"""Calling a model with other tensors in place of its parameters and buffers."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,25 +17,41 @@ MISTAKES = (
     RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError,
     ArithmeticError,
 )  # fmt: skip
-"""What a forward raises when it does not fit its inputs; whoever records it may raise others."""
+"""The errors of a forward pass that does not fit its inputs."""
 
 
 def decoder_inputs(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    """What a Hugging Face model with a decoder reads there: its labels, moved by one position.
+    """The decoder inputs of a Hugging Face model: its labels, shifted by one position.
 
-    It makes them itself when it is given labels; a problem runs it without.
+    The model makes them from ``labels``, without which a problem runs it.
     """
     prepare = getattr(model, "prepare_decoder_input_ids_from_labels", None)
-    given = batch.inputs if isinstance(batch.inputs, Mapping) else {}
+    inputs = batch.inputs if isinstance(batch.inputs, Mapping) else {}
     if prepare is None or not isinstance(batch.target, Tensor):
         return {}
-    if "decoder_input_ids" in given or "decoder_inputs_embeds" in given:
+    if "decoder_input_ids" in inputs or "decoder_inputs_embeds" in inputs:
         return {}
     return {"decoder_input_ids": prepare(labels=batch.target)}
 
 
+def arguments_for(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of ``forward`` for the inputs of a batch.
+
+    Mappings are passed by keyword if ``forward`` takes such keywords, tuples by position.
+    """
+    if isinstance(inputs, Mapping):
+        try:
+            inspect.signature(model.forward).bind(**inputs)
+        except TypeError:
+            return (inputs,), {}
+        return (), dict(inputs)
+    if isinstance(inputs, tuple | list):
+        return tuple(inputs), {}
+    return (inputs,), {}
+
+
 def output_of(where: str, result: Any) -> Tensor:
-    """What a model returned: a tensor, or its ``logits``."""
+    """The output tensor in a model's result: the result itself, or its ``logits``."""
     if isinstance(result, Tensor):
         return result
     logits = (
@@ -54,10 +71,10 @@ def call_with(
 ) -> Any:
     """``model(*args, **kwargs)`` with the tensors of ``state`` for its parameters and buffers.
 
-    ``state`` is by the names of ``named_parameters`` and ``named_buffers``, which know a shared
-    tensor by one of its names; it is put in at all its places, and each place once. PyTorch's own
-    way with shared tensors goes through every *name*: a module that is registered twice is changed
-    twice, and what is put back the second time is what was put in the first time.
+    The keys of ``state`` are those of ``named_parameters`` and ``named_buffers``, which list a
+    shared tensor under one name; here it is replaced at all its places, each of them once.
+    ``functional_call`` with ``tie_weights`` goes through every *name*: a module that is registered
+    twice is changed twice, and afterwards keeps the tensor that replaced its parameter.
 
     >>> shared = nn.Linear(1, 1, bias=False)
     >>> model = nn.Sequential(shared, shared)
@@ -68,9 +85,9 @@ def call_with(
     """
     names: dict[int, str] = {}
     everywhere: dict[str, Tensor] = {}
-    own: list[tuple[dict[str, Any], str, Tensor]] = []
+    originals: list[tuple[dict[str, Any], str, Tensor]] = []
     with _state.exclusive(model):
-        for prefix, module in model.named_modules():  # a module that is there twice comes once
+        for prefix, module in model.named_modules():  # lists a module that is registered twice once
             for tensors in (module._parameters, module._buffers):
                 for attribute, tensor in tensors.items():
                     if tensor is None:
@@ -79,13 +96,13 @@ def call_with(
                     name = names.setdefault(id(tensor), place)
                     if name in state:
                         everywhere[place] = state[name]
-                        own.append((tensors, attribute, tensor))
+                        originals.append((tensors, attribute, tensor))
 
         def put_back() -> None:
-            for tensors, attribute, tensor in own:
+            for tensors, attribute, tensor in originals:
                 tensors[attribute] = tensor
 
-        with _state.undone(put_back):  # torch does so itself, unless a ctrl-C comes meanwhile
+        with _state.undone(put_back):  # torch does so too, unless ctrl-C comes in between
             return torch.func.functional_call(
                 model, everywhere, args, dict(kwargs or {}), tie_weights=False
             )

@@ -1,4 +1,4 @@
-"""Do samples see each other? The one place that asks, by trying it out on a few of them."""
+"""Whether a model's output for a sample depends on the rest of its batch, from a trial."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from torch.utils import _pytree as pytree
 from curvescope.errors import CurvescopeError
 from curvescope.problem.calling import MISTAKES
 
-PROBE = 16  # samples on which independence is tried out
+PROBE = 16  # samples of the trial
 
 
 def apart(run: Callable[[Any], Tensor], batch: Any, together: Tensor | None = None) -> bool | None:
-    """Whether the output for a sample is what the model returns without the rest of its batch.
+    """Whether the output for a sample is the same without the rest of its batch.
 
-    Tried out on a few samples: the last and the first of them together, in this order, and the
-    first one alone must give their parts of the output for all, up to the square root of the
-    rounding. Whatever draws on the batch fails this (batch statistics, attention over the batch,
-    a sequence in the first dimension), also where no derivative shows it. None where there is one
-    sample, which cannot tell. Cost: a pass of 16 samples, and one of three.
+    The trial compares the output for up to 16 samples with that for the last and the first of them,
+    in this order, and for the first alone; they must agree up to ``√eps``. Every dependence on the
+    batch fails this (batch statistics, attention over the batch, a sequence in the first
+    dimension), also one without a derivative. None for a single sample. Cost: a pass of 16 samples,
+    and two of three samples together.
 
     Args:
         run: From a tree of tensors to the output, with one row or several consecutive rows for
             each sample.
         batch: A tree of tensors whose first dimension is that of the samples; if they differ in
-            it, samples cannot be taken apart.
-        together: The output for all of them, where it is known and they are few.
+            it, the answer is False.
+        together: The output for all samples of a small batch, if computed already.
     """
     lengths = {t.shape[0] if t.ndim else 0 for t in pytree.tree_leaves(batch) if _is_tensor(t)}
     if len(lengths) != 1 or 0 in lengths:

@@ -86,13 +86,13 @@ class ParamSpace:
             for alias, first in self._aliases.items()
             if (alias == name or alias.startswith(prefix)) and first in self._shapes
         ]
-        found = [n for n in self._shapes if n in names or n in tied]
-        if not found:
+        resolved = [n for n in self._shapes if n in names or n in tied]
+        if not resolved:
             kind = "parameter" if name.rpartition(".")[2] in ("weight", "bias") else "layer"
             layers = ", ".join(layer or "the model itself" for layer in self.layers)
             rule = f"{kind} {name!r} is not in the model"
             raise CurvescopeError(where, rule, remedy=f"layers are {layers}")
-        return found
+        return resolved
 
     def indices(self, names: Iterable[str]) -> Tensor:
         """Positions of some parameters in the flat vector, in order."""

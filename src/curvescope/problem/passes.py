@@ -1,11 +1,10 @@
-"""Whether a loader brings the same data in every pass, noticed while it does.
+"""Checking that a loader gives the same data in every pass.
 
 A product sums over one pass, and an estimator compares the products of many. A loader with random
-augmentation makes each of them belong to another matrix, as does one that shuffles where the
-batches are part of the loss. So a number is noted for each sample, its product with a fixed random
-vector, and a second pass must bring the same numbers, in any order; whether it brought them in the
-same batches is noted as well. The cost is one look at the inputs, which a product takes several of,
-after the loader has copied them.
+augmentation makes each product belong to another matrix, as does one that shuffles where the
+batches are part of the loss. So for each sample its inner product with a fixed random vector is
+stored, and a later pass must give the same numbers in any order; whether in the same batches is
+recorded as well. The cost is one read of the inputs, of which a product makes several.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-_TOLERANCE = 1e-4  # of the largest number; products round differently in other batches
+_TOLERANCE = 1e-4  # relative to the largest number: inner products round differently by batch
 
 
 class Passes:
-    """The numbers of the first whole pass, to which all later ones are held.
+    """The numbers of the first whole pass, compared with those of all later ones.
 
-    ``rebatched`` says whether a later pass brought the same samples in other batches.
+    ``rebatched`` says whether a later pass had the same samples in other batches.
 
     >>> passes = Passes()
     >>> X = torch.eye(3)
@@ -62,7 +61,7 @@ class Passes:
         return torch.mv(rows, v)
 
     def same(self, notes: list[Tensor]) -> bool:
-        """Whether a whole pass brought what the first one did; the first is remembered."""
+        """Whether a whole pass has the numbers of the first one, which is stored."""
         each = torch.cat(notes).double().sort().values
         batches = torch.stack([note.double().sum() for note in notes]).sort().values
         if self._first is None:

@@ -2,36 +2,42 @@
 
 from __future__ import annotations
 
-import inspect
-import logging
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from copy import copy
 from typing import Any, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.overrides import TorchFunctionMode
 
 from curvescope import _checks, _state
 from curvescope.errors import CurvescopeError, ModelError
-from curvescope.identity import Settings, Snapshot, digest
+from curvescope.identity import digest
+from curvescope.problem.attention import AttentionNotice
 from curvescope.problem.batches import Batch, Batches
-from curvescope.problem.calling import MISTAKES, call_with, decoder_inputs, output_of
+from curvescope.problem.calling import (
+    MISTAKES,
+    arguments_for,
+    call_with,
+    decoder_inputs,
+    output_of,
+)
+from curvescope.problem.causes import different_passes, model_error, random_output
+from curvescope.problem.contents import Contents
+from curvescope.problem.evaluation import differentiated
 from curvescope.problem.independence import apart
 from curvescope.problem.losses import Loss, LossAt, as_loss
-from curvescope.problem.losses.own import (
+from curvescope.problem.losses.model_loss import (
     MODEL,
-    own_loss,
+    recognize_model_loss,
     refuse_copied_labels,
     takes_labels,
     to_compare,
 )
 from curvescope.problem.params import ParamSpace, Selection
-from curvescope.problem.soundness import check_mode, check_model, check_weights
+from curvescope.problem.soundness import check_mode, check_model, check_weights, device_and_dtype
 
-log = logging.getLogger("curvescope")
 T = TypeVar("T")
 
 
@@ -46,24 +52,23 @@ class Problem:
         loss: ``"cross_entropy"``, ``"binary_logistic"``, ``"mse"``, ``"huber"``,
             ``"smooth_l1"``; a torch loss module or function; one of :mod:`curvescope.losses`; or
             any callable of ``(output, target)`` that averages over the samples. For a model that
-            computes its loss itself when it is given labels, as those of Hugging Face do, a name
-            or a plain loss of torch's must agree with it on the first batch, which also decides
-            whether labels are shifted; ``"model"`` takes whichever agrees.
+            computes its loss from ``labels``, as those of Hugging Face do, a name or a torch loss
+            without settings must give the same value on the first batch, which also decides
+            whether labels are shifted; ``"model"`` takes the loss that gives this value.
         params: which parameters are variables: all that require grad (default), a layer or
             parameter name, a list of them, or a predicate of ``(name, parameter)``.
         mode: ``"eval"``, or ``"train"``: batch norm uses the statistics of each batch and
             differentiates through them. Dropout is off in both, and running buffers never move.
-        batch_size: cuts ``(X, y)`` into batches of this size. Only for ``mode="eval"``, where the
-            samples of a batch do not see each other.
+        batch_size: cuts ``(X, y)`` into batches of this size. Only for ``mode="eval"`` and models
+            whose output for a sample does not depend on the rest of its batch.
 
-    The problem describes the weights and buffers that the model has now. It keeps a copy of them,
-    and everything that is computed for it compares them with that copy first: after a change on
-    whatever way (an optimizer's step, ``load_state_dict``, a write through ``.data``) it refuses,
-    because an operator is one fixed matrix. From the first use on this is so for the settings,
-    hooks and children of modules and for what a callable loss is made of, too; what a forward
-    writes to its own module does not count. Data that are given as tensors are not copied: a
-    problem whose data were written to is refused, but what is kept of them is not touched by it.
-    The comparison takes about 1 % of a product over all parameters.
+    A problem is fixed: it stores a copy of the model's weights and buffers, and every computation
+    first compares them with that copy. After any change (an optimizer's step, ``load_state_dict``,
+    a write through ``.data``) it is refused, because an operator is one fixed matrix. From the
+    first use on, the settings, hooks and children of modules and the contents of a callable loss
+    are compared as well; attributes that a forward sets on its module do not count. Data given as
+    tensors are not copied; after a write to them the problem is refused. The comparison takes about
+    1 % of a product over all parameters.
 
     >>> model = nn.Linear(2, 1, bias=False).double()
     >>> with torch.no_grad():
@@ -92,17 +97,14 @@ class Problem:
             rule = "the model's forward takes no labels"
             raise CurvescopeError("Problem(loss='model')", rule, remedy="name the loss")
         self._loss = None if named else as_loss(loss)
-        # A model that takes labels may have a loss of its own, looked at when it is needed.
+        # A model that takes labels may compute its loss itself, compared at the first access.
         self._named = to_compare(loss, self._loss) if labels else None
         self.mode = _checks.one_of("Problem", "mode", mode, ("eval", "train"))
         with _state.exclusive(model):
             self.params = ParamSpace.of(model, params)
-            self.device, self.dtype = _device_and_dtype(model, self.params)
+            self.device, self.dtype = device_and_dtype(model, self.params.shapes)
             check_weights(model)
-            self._snapshot = Snapshot(_numbers(model))
-            self._loss_numbers = _other_tensors(self._loss, model)
-            self._loss_snapshot = Snapshot(self._loss_numbers)
-            self._settings: Settings | None = None  # from the first use on
+            self._contents = Contents(model, self._loss)
             self._parameters = list(model.named_parameters())
             # Where a forward pass may write to buffers.
             self._statistics = [m for m in model.modules() if mode == "train" and m._buffers]
@@ -120,25 +122,24 @@ class Problem:
                 self.loss.check_target(target)
         self._ran = False  # whether the model has run once
         self._checked = False  # whether one full pass has looked at targets and outputs
-        self._digests: dict[str, Any] = {}  # of the model and the data, once they were needed
         self._companions: dict[Any, Any] = {}  # by class; see companion
 
-    def batches(self, *, own: bool = False) -> Iterator[Batch]:
-        """The batches, on the model's device, in the data's own order.
+    def batches(self, *, copied: bool = False) -> Iterator[Batch]:
+        """The batches, on the model's device, in the order of the data.
 
-        They may lie in the caller's memory; whoever keeps what is made of them takes them in memory
-        of their ``own``, where nobody writes.
+        They may share the caller's memory; with ``copied`` they do not, so that what is stored of
+        them stays the same.
         """
         if self._cut and not self._checked:
             self._check_cut()
-        yield from self.data.walk(own=own)
+        yield from self.data.walk(copied=copied)
         if self.data.rebatched and self._sees_batches:
-            rule = f"two passes over the data disagree: {self._why_passes_differ()}"
+            rule = f"two passes over the data disagree: {different_passes(self.data, self.mode)}"
             raise CurvescopeError("Problem(data)", rule)
         self._checked = True
 
     def _check_cut(self) -> None:
-        """Refuse to cut data where the cuts would be part of the loss."""
+        """Refuse ``batch_size`` where the loss depends on how the data are cut."""
         first = next(iter(self.data))
         if not self._sees_batches or not self._repeats(first):
             return
@@ -157,9 +158,9 @@ class Problem:
         return _close(a, b)
 
     def samples_apart(self, batch: Batch) -> bool:
-        """Whether the samples of a batch do not see each other, see :func:`apart`.
+        """Whether outputs do not depend on the rest of the batch, see :func:`apart`.
 
-        Tried out once, on the first batch that can tell; in mode="train" the answer is no.
+        Determined once, on the first batch of at least two samples; False in ``mode="train"``.
         """
         if self._samples_apart is not None:
             return self._samples_apart
@@ -171,58 +172,33 @@ class Problem:
             with self.evaluation():
                 return self.output(variables, Batch(tree[0], tree[1], batch.index))
 
-        known = apart(run, (batch.inputs, batch.target))
-        if known is None:  # one sample alone says nothing
+        independent = apart(run, (batch.inputs, batch.target))
+        if independent is None:  # one sample alone shows no dependence
             norms = [m for m in self.model.modules() if isinstance(m, _NormBase)]
             return all(norm.running_mean is not None for norm in norms)
-        self._samples_apart = known
-        return known
+        self._samples_apart = independent
+        return independent
 
     def check_unchanged(self) -> None:
-        """Refuse to go on when the weights or buffers are not those the problem was built with."""
-        with _state.exclusive(self.model):  # another thread's evaluation puts other buffers in
-            same = self._snapshot.matches(_numbers(self.model))
-            if self._settings is None:
-                self._settings = Settings(self._described())
-            changed = self._settings.difference()
-        if not same:
-            rule = "the model's weights have changed since the problem was built"
-            raise CurvescopeError("Problem", rule, remedy="build a new Problem for the new weights")
-        if not self._loss_snapshot.matches(self._loss_numbers):
-            rule = "the numbers that the loss refers to have changed since the problem was built"
-            remedy = "build a new Problem for the new loss"
-            raise CurvescopeError("Problem", rule, remedy=remedy)
-        if changed is not None:
-            rule = f"{changed} has changed since the problem was first used"
-            raise CurvescopeError("Problem", rule, remedy="build a new Problem for what is there")
-        if not self.data.unwritten():
-            rule = "the data have changed since the problem was built"
-            raise CurvescopeError("Problem", rule, remedy="build a new Problem for the new data")
-
-    def _described(self) -> list[object]:
-        """All modules, and the loss with those that it is made of."""
-        modules: list[object] = list(self.model.modules())
-        if self._loss is None:
-            return modules
-        parts = [part for part in vars(self._loss).values() if isinstance(part, nn.Module)]
-        return [*modules, *(module for part in parts for module in part.modules()), self._loss]
+        """Refuse to go on after a change of the model, the loss or the data of this problem."""
+        self._contents.check_unchanged(self._loss, self.data)
 
     @property
     def loss(self) -> Loss:
-        """The loss; for a model that computes one itself from labels, the one that agrees with it.
+        """The loss; for a model that computes a loss from labels, the one with the same value.
 
-        Where the model takes labels and the loss was given by name, or is torch's without settings,
-        two forward passes of the first batch are made when this is first needed.
+        If the model takes labels and the loss is a name or a torch loss without settings, the first
+        access makes two forward passes of the first batch.
         """
         if self._named is not None:
-            self._loss, self._named = self._own_loss(self._named), None
-        assert self._loss is not None, "given or looked at"
+            self._loss, self._named = self._model_loss(self._named), None
+        assert self._loss is not None, "passed to the constructor or recognized above"
         return self._loss
 
-    def _own_loss(self, given: str | Loss) -> Loss:
+    def _model_loss(self, requested: str | Loss) -> Loss:
         first = next(iter(self.data))
         if not isinstance(first.target, Tensor):
-            return as_loss(given)
+            return as_loss(requested)
         variables = self.variables()
         with self.evaluation():
             output = self.output(variables, first).detach()
@@ -231,97 +207,64 @@ class Problem:
             except ModelError as error:
                 if not isinstance(error.__cause__, TypeError):
                     raise
-                result = None  # it takes any keywords, but passes these on to one that does not
-        return own_loss(self.model, given, output, first.target, result)
+                result = (
+                    None  # forward(**kwargs) passes labels to a function that does not take them
+                )
+        return recognize_model_loss(self.model, requested, output, first.target, result)
 
     @property
     def identity(self) -> str:
-        """A digest of all that decides the loss as a function of the variables, by content.
+        """A digest of the contents of the loss function ``L(w)``.
 
-        Weights, buffers, modules, mode, loss, the chosen variables and the data. In mode="eval"
-        neither the order of the samples nor their batches matter, unless the samples of a batch see
-        each other even then. Cost: a pass over weights and data, once.
+        Weights, buffers, modules, mode, loss, the chosen variables and the data. In ``mode="eval"``
+        the order of the samples and their batches do not enter, unless outputs depend on the batch
+        even then. Cost: a pass over weights and data, once.
         """
         return self._identity(in_order=self._sees_batches)
 
     @property
     def identity_in_order(self) -> str:
-        """:attr:`identity`, and the order of the samples and the batches that they come in."""
+        """:attr:`identity` with the order of the samples and their batches included."""
         return self._identity(in_order=True)
 
     @property
     def data_identity(self) -> str:
-        """The part of :attr:`identity` that is the data."""
-        return self._data_identity(in_order=self._sees_batches)
+        """The digest of the data in :attr:`identity`."""
+        return self._contents.data_digest(self.data, in_order=self._sees_batches)
 
     @property
     def _sees_batches(self) -> bool:
-        """Whether it matters which samples come together."""
+        """Whether the loss depends on which samples share a batch."""
         return self.mode == "train" or not self.samples_apart(next(iter(self.data)))
-
-    def _data_identity(self, *, in_order: bool) -> str:
-        if "data" not in self._digests:
-            self._digests["data"] = self.data.digests()
-        digests: tuple[str, str] = self._digests["data"]
-        return digests[in_order]
 
     def _identity(self, *, in_order: bool) -> str:
         self.check_unchanged()
-        if "model" not in self._digests:
-            with _state.exclusive(self.model):
-                self._digests["model"] = digest(self.model)
-        data = self._data_identity(in_order=in_order)
-        names = self.params.names
-        return digest("problem", self._digests["model"], self.mode, self.loss, names, data)
+        model = self._contents.model_digest()
+        data = self._contents.data_digest(self.data, in_order=in_order)
+        return digest("problem", model, self.mode, self.loss, self.params.names, data)
 
     # One evaluation ------------------------------------------------------------------------------
 
     @contextmanager
     def evaluation(self, variables: Container[str] | None = None) -> Iterator[None]:
-        """The model as this problem sees it: mode set, attention differentiable; restored after.
+        """The context of every forward and backward pass: mode set, attention differentiable.
 
-        Backward passes belong inside as well, for models with checkpoints; ``variables`` are the
-        names that :meth:`output` is called with there, those of the problem by default.
+        The model is restored at the end. Backward passes belong inside because checkpoints run
+        layers again; ``variables`` are the names that :meth:`output` is called with inside, by
+        default those of the problem.
         """
         check_mode("Problem", self.device)
         variables = self.params.shapes if variables is None else variables
         mode: _state.Mode = "norms train" if self.mode == "train" else "eval"
-        notice = nullcontext() if self._ran else _state.watching(_AttentionNotice())
+        settings = self._contents.settings
+        notice = nullcontext() if self._ran else _state.watching(AttentionNotice())
         with (
             _state.held(self.model, mode),
             _state.differentiable(),
             notice,
-            nullcontext() if self._settings is None else self._settings.evaluation(),
-            self._as_called(variables),
+            nullcontext() if settings is None else settings.evaluation(),
+            differentiated(self._parameters, variables, self._statistics),
         ):
-            yield
-
-    @contextmanager
-    def _as_called(self, variables: Container[str]) -> Iterator[None]:
-        """The model's own tensors as :meth:`output` replaces them.
-
-        A checkpoint runs its layers again in the backward pass, with what it finds in the model:
-        the same parameters must be variables there, or it would save other tensors than before and
-        derivatives would be wrong; and running statistics must not be written to.
-        """
-        others = [p for name, p in self._parameters if p.requires_grad != (name in variables)]
-        if not others and not self._statistics:
-            yield
-            return
-        flags = [(p, p.requires_grad) for p in others]
-        buffers = [(module, dict(module._buffers)) for module in self._statistics]
-
-        def put_back() -> None:
-            for p, flag in flags:
-                p.requires_grad_(flag)
-            for module, own in buffers:
-                module._buffers.update(own)
-
-        with _state.undone(put_back):
-            for p, flag in flags:
-                p.requires_grad_(not flag)
-            for module, own in buffers:
-                module._buffers.update({n: b if b is None else b.clone() for n, b in own.items()})
             yield
 
     def variables(self) -> dict[str, Tensor]:
@@ -353,13 +296,13 @@ class Problem:
         state.update(variables)
         # A forward may write to its buffers (running statistics), but not to the model's.
         state.update({name: b.clone() for name, b in self.model.named_buffers()})
-        args, kwargs = _arguments(self.model, batch.inputs)
+        args, kwargs = arguments_for(self.model, batch.inputs)
         try:
             z = call_with(self.model, state, args, {**more, **kwargs})
         except (CurvescopeError, torch.OutOfMemoryError):
             raise
         except MISTAKES as error:
-            raise _refused(error, batch, self.dtype) from error
+            raise model_error(error, batch, self.dtype) from error
         self._ran = True
         return z
 
@@ -429,30 +372,12 @@ class Problem:
             rule = "the model's output is NaN or infinite for the first batch"
             raise CurvescopeError("Problem.check", rule, remedy="look at its inputs and weights")
         if not _close(a, b):
-            rule = f"the model's output is random: {self._random_cause()}"
+            rule = f"the model's output is random: {random_output(self.model)}"
             raise CurvescopeError("Problem.check", rule)
         (v1, g1), (v2, g2) = self._pass(gradient=True), self._pass(gradient=True)
         if not (_close(v1, v2) and _close(g1, g2)):
-            rule = f"two passes over the data disagree: {self._why_passes_differ()}"
+            rule = f"two passes over the data disagree: {different_passes(self.data, self.mode)}"
             raise CurvescopeError("Problem.check", rule)
-
-    def _why_passes_differ(self) -> str:
-        """The likely cause where the same samples have another loss."""
-        if not self.data.rebatched:
-            return self.data.why_passes_differ()
-        cause = "batch norm in mode='train'" if self.mode == "train" else "a model of this kind"
-        return (
-            f"{cause} with a shuffling loader makes other batches each time, whose samples see "
-            "each other; use shuffle=False"
-        )
-
-    def _random_cause(self) -> str:
-        dropout = [
-            n for n, m in self.model.named_modules() if "dropout" in type(m).__name__.lower()
-        ]
-        if dropout:
-            return f"a dropout module that ignores eval mode is likely ({', '.join(dropout)})"
-        return "its forward draws random numbers (functional dropout with training=True, noise?)"
 
     def restrict(self, name: str | list[str]) -> Problem:
         """The same problem with fewer variables: a layer, a parameter, or a list of them."""
@@ -462,13 +387,14 @@ class Problem:
         other.__dict__.update(self.__dict__)
         other.params = self.params.select(chosen)
         other._companions = {}
+        other._contents = copy(self._contents)
         return other
 
     def companion(self, kind: Callable[[Problem], T]) -> T:
-        """The one object of the class ``kind`` that serves this problem, ``kind(self)`` at first.
+        """The object of class ``kind`` that belongs to this problem, made as ``kind(self)`` once.
 
-        The engine of products is such an object: all operators on a problem share it, and it goes
-        with the problem. It must refer to the problem weakly, so that both go at once.
+        The engine of products is such an object: all operators on a problem share it, and it is
+        freed with the problem, to which it must hold a weak reference.
         """
         made: T | None = self._companions.get(kind)
         if made is None:  # of two threads that make one, the first decides
@@ -486,84 +412,6 @@ class Problem:
 # Helpers ----------------------------------------------------------------------------------------
 
 
-def _device_and_dtype(model: nn.Module, space: ParamSpace) -> tuple[torch.device, torch.dtype]:
-    tensors = [*model.named_parameters(), *model.named_buffers()]
-    devices = {t.device for _, t in tensors}
-    if len(devices) > 1:
-        rule = "all parameters and buffers must share a device"
-        remedy = "move the model with model.to(...)"
-        raise CurvescopeError(
-            "Problem(model)", rule, given=", ".join(sorted(map(str, devices))), remedy=remedy
-        )
-    dtypes = {p.dtype for n, p in model.named_parameters() if n in space.shapes}
-    if len(dtypes) > 1 or not dtypes <= {torch.float32, torch.float64}:
-        rule = "the chosen parameters must all be float32 or all be float64"
-        remedy = "convert with model.float() or model.double()"
-        raise CurvescopeError(
-            "Problem(model)", rule, given=", ".join(sorted(map(str, dtypes))), remedy=remedy
-        )
-    return devices.pop(), dtypes.pop()
-
-
-def _numbers(model: nn.Module) -> list[Tensor]:
-    """All numbers that a model's output depends on; faster than ``model.parameters()``."""
-    tensors: list[Tensor | None] = []
-    modules = [model]
-    while modules:
-        module = modules.pop()
-        tensors += module._parameters.values()
-        tensors += module._buffers.values()
-        modules += [each for each in module._modules.values() if each is not None]
-    return [tensor for tensor in tensors if tensor is not None]
-
-
-def _arguments(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Mappings go in by keyword if ``forward`` takes such keywords, tuples by position."""
-    if isinstance(inputs, Mapping):
-        try:
-            inspect.signature(model.forward).bind(**inputs)
-        except TypeError:
-            return (inputs,), {}
-        return (), dict(inputs)
-    if isinstance(inputs, tuple | list):
-        return tuple(inputs), {}
-    return (inputs,), {}
-
-
-def _other_tensors(loss: Loss | None, model: nn.Module) -> list[Tensor]:
-    """The tensors of a loss that are not the model's."""
-    own = {id(t) for t in _numbers(model)}
-    return [] if loss is None else [t for t in loss.tensors() if id(t) not in own]
-
-
-def _refused(error: Exception, batch: Batch, dtype: torch.dtype) -> ModelError:
-    x = batch.inputs
-    given = f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-    remedy = None
-    if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != dtype:
-        remedy = f"the model is {dtype}: convert the data with x.to({dtype})"
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
-    if not reason or not isinstance(error, RuntimeError | TypeError | ValueError | IndexError):
-        reason = f"{type(error).__name__}{': ' if reason else ''}{reason}"  # KeyError: 'x'
-    rule = f"the model refused batch {batch.index} ({given}): {reason}"
-    return ModelError("Problem", rule, remedy=remedy)
-
-
 def _close(a: Tensor, b: Tensor) -> bool:
     tolerance = 1e-4 if a.dtype == torch.float32 else 1e-9
     return bool((a - b).norm() <= tolerance * a.norm())
-
-
-class _AttentionNotice(TorchFunctionMode):
-    """Says once that fused attention, which has no second derivative, is replaced."""
-
-    said = False
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        if func is F.scaled_dot_product_attention and not _AttentionNotice.said:
-            _AttentionNotice.said = True
-            log.warning(
-                "scaled_dot_product_attention runs on its unfused path here: the fused kernels "
-                "have no second derivative"
-            )
-        return func(*args, **(kwargs or {}))

@@ -1,7 +1,8 @@
-"""What no problem can be made of, refused in one sentence before anything is computed."""
+"""Models, modes and batches that a problem refuses before anything is computed."""
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from curvescope.errors import CurvescopeError
 
 
 def check_model(model: Any) -> None:
-    """Refuse what is no module that can be run with other weights.
+    """Refuse a model that cannot be run with other weights.
 
     Raises:
         CurvescopeError: If it is no module, a wrapper for several devices, compiled by TorchScript,
@@ -65,8 +66,28 @@ def check_weights(model: nn.Module) -> None:
             raise CurvescopeError("Problem(model)", rule, remedy="the weights must be finite")
 
 
+def device_and_dtype(model: nn.Module, chosen: Container[str]) -> tuple[torch.device, torch.dtype]:
+    """The device of the model and the type of the ``chosen`` parameters; refuses mixtures."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    devices = {t.device for _, t in tensors}
+    if len(devices) > 1:
+        rule = "all parameters and buffers must share a device"
+        remedy = "move the model with model.to(...)"
+        raise CurvescopeError(
+            "Problem(model)", rule, given=", ".join(sorted(map(str, devices))), remedy=remedy
+        )
+    dtypes = {p.dtype for n, p in model.named_parameters() if n in chosen}
+    if len(dtypes) > 1 or not dtypes <= {torch.float32, torch.float64}:
+        rule = "the chosen parameters must all be float32 or all be float64"
+        remedy = "convert with model.float() or model.double()"
+        raise CurvescopeError(
+            "Problem(model)", rule, given=", ".join(sorted(map(str, dtypes))), remedy=remedy
+        )
+    return devices.pop(), dtypes.pop()
+
+
 def check_mode(where: str, device: torch.device) -> None:
-    """Refuse to evaluate where torch keeps no graph, or rounds as it sees fit."""
+    """Refuse ``torch.inference_mode``, which has no graph, and autocast, which rounds."""
     _state.refuse_inference_mode(where)
     if torch.is_autocast_enabled(device.type):
         rule = "torch.autocast would round the products of this model to another type"

@@ -35,7 +35,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Classes:
-    """What a loss would say about every class, term by term; see ``linearization.extended``.
+    """Probability and output gradient of every class for every term (``record.extended``).
 
     Probabilities are kept as logarithms in float64: they may underflow, their ratios within a
     class must not. An ignored term has the label −1 and the probability 0 for every class.
@@ -69,7 +69,7 @@ class LossAt(ABC):
 
     @cached_property
     def draws(self) -> dict[Any, Tensor]:
-        """A place for the samples that were drawn at this output."""
+        """A place to store the samples drawn at this output."""
         return {}
 
     @abstractmethod
@@ -127,7 +127,7 @@ class LossAt(ABC):
         return None
 
     def classes(self, where: str) -> Classes | None:
-        """What the loss would say about every class; None for a loss without classes.
+        """Probabilities and gradients of every class; None for a loss without classes.
 
         Raises:
             CurvescopeError: if its targets or weights leave none.
@@ -151,7 +151,7 @@ class DiagonalAt(LossAt):
 
 
 class Loss(ABC):
-    """A loss function: what it is at an output, and what is known about it beforehand."""
+    """A loss function: :meth:`at` an output, and properties that hold for every output."""
 
     name: str
     average: str  # what it averages over, as a word
@@ -194,11 +194,11 @@ class Loss(ABC):
         return max(int(output[:1].numel()), 1)
 
     def classes(self, outputs: int) -> int | None:
-        """The number of classes that ``outputs`` tell apart; None for a loss without classes."""
+        """The number of classes for a number of outputs; None for a loss without classes."""
         return None
 
     def width(self, classes: int) -> int:
-        """The outputs that tell so many classes apart."""
+        """The number of outputs for a number of classes."""
         return classes
 
     def right(self, output: Tensor, target: Tensor) -> Tensor | None:
@@ -209,16 +209,16 @@ class Loss(ABC):
         return None
 
     def check_target(self, target: Any) -> None:  # noqa: B027
-        """Refuse targets that fit no output at all; by default there are none."""
+        """Refuse targets that fit no output; by default none is refused."""
 
     def tensors(self) -> list[Tensor]:
-        """Tensors of somebody else's that decide the loss, and might be changed."""
+        """Tensors outside this object that enter the loss and might be changed."""
         return []
 
     def check(  # noqa: B027
         self, output: Tensor, target: Any, *, first: torch.Size, variables: Sequence[Tensor]
     ) -> None:
-        """Refuse a loss that is not the average it says, as far as one batch shows it.
+        """Refuse a loss that is not the stated average, as far as one batch shows it.
 
         Args:
             output: the model's.

@@ -17,12 +17,12 @@ class BinaryLogistic(Loss):
     """torch's ``binary_cross_entropy_with_logits``.
 
     ``ℓ = v (P y log(1 + e^−z) + (1 − y) log(1 + e^z))``. Every entry of the output ``[N]``,
-    ``[N, 1]`` or ``[N, K]`` is a question of its own with a target ``y`` in 0 … 1, and a term of
-    its own: the mean is over all entries of all batches.
+    ``[N, 1]`` or ``[N, K]`` is a separate yes-or-no question with a target ``y`` in 0 … 1, and
+    one term: the mean is over all entries of all batches.
 
     Args:
         weight: ``v``, for each entry of a sample, as ``[K]``.
-        pos_weight: ``P``, likewise.
+        pos_weight: ``P``, for each entry of a sample, as ``[K]``.
     """
 
     average = "elements"
@@ -32,8 +32,8 @@ class BinaryLogistic(Loss):
     def __init__(self, *, weight: Tensor | None = None, pos_weight: Tensor | None = None) -> None:
         self.weight = _per_entry("weight", weight)
         self.pos_weight = _per_entry("pos_weight", pos_weight)
-        given = {"weight": weight, "pos_weight": pos_weight}
-        parts = ", ".join(key for key, value in given.items() if value is not None)
+        weights = {"weight": weight, "pos_weight": pos_weight}
+        parts = ", ".join(key for key, value in weights.items() if value is not None)
         self.name = f"binary_logistic({parts})" if parts else "binary_logistic"
         self.has_classes = not parts
 
@@ -154,11 +154,11 @@ class BinaryLogisticAt(DiagonalAt):
 
 
 def _scale(y: Tensor, v: Tensor | None, P: Tensor | None) -> Tensor | None:
-    """``s``: what each entry's ``p (1 − p)`` is multiplied by."""
-    own = None if P is None else 1 + (P - 1) * y
-    if own is None:
+    """``s = v (1 + (P − 1) y)``, the factor of ``p (1 − p)``; None for 1."""
+    factor = None if P is None else 1 + (P - 1) * y
+    if factor is None:
         return v
-    return own if v is None else own * v
+    return factor if v is None else factor * v
 
 
 def _check_range(y: Tensor) -> None:

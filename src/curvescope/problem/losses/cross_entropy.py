@@ -90,12 +90,12 @@ class CrossEntropy(Loss):
 
     def at(self, output: Tensor, target: Any) -> LossAt:
         """See :class:`Loss`."""
-        seen = self._read(output, target)
-        if seen.probabilities:
-            return self._soft_probabilities(output, seen)
-        labels = seen.target
+        form = self._read(output, target)
+        if form.probabilities:
+            return self._soft_probabilities(output, form)
+        labels = form.target
         counted = labels != self.ignore_index
-        classes = output.shape[seen.axis]
+        classes = output.shape[form.axis]
         wrong = counted & ((labels < 0) | (labels >= classes))
         if bool(wrong.any()):
             rule = f"labels must lie in 0 … {classes - 1} (the model has {classes} outputs)"
@@ -105,21 +105,21 @@ class CrossEntropy(Loss):
             labels, scale = labels.masked_fill(~counted, 0), counted.to(output.dtype)
         weight = self._weights(output)
         if weight is not None:
-            own = weight[labels]
-            scale = own if scale is None else own * scale
+            class_weight = weight[labels]
+            scale = class_weight if scale is None else class_weight * scale
         if not self.label_smoothing:
             equal = weight is None
-            return HardAt(output, seen.axis, labels, scale, counted, count, equal=equal)
+            return HardAt(output, form.axis, labels, scale, counted, count, equal=equal)
         uniform = torch.ones(classes, dtype=output.dtype, device=output.device)
         w = uniform if weight is None else weight
-        u = torch.zeros_like(output.movedim(seen.axis, -1))
+        u = torch.zeros_like(output.movedim(form.axis, -1))
         u.scatter_(-1, labels[..., None], (1 - self.label_smoothing) * w[labels][..., None])
         u = (u + self.label_smoothing / classes * w) * counted[..., None]
         weights = counted.to(output.dtype) if scale is None else scale
-        return SoftAt(output, seen.axis, u, weights, counted, count, labels=labels)
+        return SoftAt(output, form.axis, u, weights, counted, count, labels=labels)
 
-    def _soft_probabilities(self, output: Tensor, seen: _Seen) -> SoftAt:
-        q = seen.target.movedim(seen.axis, -1).to(output.dtype)
+    def _soft_probabilities(self, output: Tensor, form: _TargetForm) -> SoftAt:
+        q = form.target.movedim(form.axis, -1).to(output.dtype)
         if bool((q < 0).any()) or not bool(torch.isfinite(q).all()):
             rule = "probabilities as targets must be finite and not negative"
             raise CurvescopeError("cross_entropy", rule)
@@ -127,9 +127,9 @@ class CrossEntropy(Loss):
         weight = self._weights(output)
         u = u if weight is None else u * weight
         ones = torch.ones(u.shape[:-1], dtype=u.dtype, device=u.device)
-        return SoftAt(output, seen.axis, u, ones, ones.bool(), ones.numel())
+        return SoftAt(output, form.axis, u, ones, ones.bool(), ones.numel())
 
-    def _read(self, output: Tensor, target: Any) -> _Seen:
+    def _read(self, output: Tensor, target: Any) -> _TargetForm:
         """The class axis and the target, shifted; looks at shapes and types alone."""
         self._check_type(target)
         if target.is_floating_point():
@@ -139,7 +139,7 @@ class CrossEntropy(Loss):
             if self.shift:
                 rule = "`shift` needs class indices as targets"
                 raise CurvescopeError("cross_entropy", rule, given="probabilities")
-            return _Seen(self._choose(output, first=True, last=True), target, True)
+            return _TargetForm(self._choose(output, first=True, last=True), target, True)
         z, y = output.shape, target.shape
         if self.shift and len(z) < 3:
             raise CurvescopeError("cross_entropy", "`shift` needs outputs [N, T, C]", given=list(z))
@@ -159,7 +159,7 @@ class CrossEntropy(Loss):
         labels = target.long()
         if self.shift:
             labels = F.pad(labels, (0, self.shift), value=self.ignore_index)[..., self.shift :]
-        return _Seen(axis, labels, False)
+        return _TargetForm(axis, labels, False)
 
     def _choose(self, output: Tensor, *, first: bool, last: bool) -> int:
         if output.ndim == 2:
@@ -211,41 +211,41 @@ class CrossEntropy(Loss):
 
     def probe(self, output: Tensor, target: Any) -> SoftmaxRoot:
         """See :class:`Loss`."""
-        seen = self._read(output, target)
-        moved = output.movedim(seen.axis, -1)
+        form = self._read(output, target)
+        moved = output.movedim(form.axis, -1)
         rows, weight = moved.flatten(0, -2), self._weights(output)
         log_p = torch.log_softmax(rows, -1)
         smooth = self.label_smoothing
-        if seen.probabilities:
-            q = seen.target.movedim(seen.axis, -1).flatten(0, -2).to(rows)
+        if form.probabilities:
+            q = form.target.movedim(form.axis, -1).flatten(0, -2).to(rows)
             u = (1 - smooth) * q + smooth / q.shape[1]
             u = u if weight is None else u * weight
             value, scale = -(u * log_p).sum() / len(u), u.sum(1).sqrt()
-            return SoftmaxRoot(value, float(len(u)), log_p, scale, moved.shape, seen.axis)
-        labels = seen.target.flatten()
+            return SoftmaxRoot(value, float(len(u)), log_p, scale, moved.shape, form.axis)
+        labels = form.target.flatten()
         counted = labels != self.ignore_index
         if weight is None:
             scale, total = counted.to(rows.dtype), counted.sum()
         else:
-            own = weight[labels * counted] * counted
-            scale = (1 - smooth) * own + smooth * weight.mean() * counted
-            scale, total = scale.sqrt(), own.sum()
+            class_weight = weight[labels * counted] * counted
+            scale = (1 - smooth) * class_weight + smooth * weight.mean() * counted
+            scale, total = scale.sqrt(), class_weight.sum()
         if smooth:
             value = F.cross_entropy(
                 rows, labels, weight, ignore_index=self.ignore_index, label_smoothing=smooth
             )
         else:
             value = F.nll_loss(log_p, labels, weight, ignore_index=self.ignore_index)
-        return SoftmaxRoot(value, total, log_p, scale, moved.shape, seen.axis)
+        return SoftmaxRoot(value, total, log_p, scale, moved.shape, form.axis)
 
     def mean(self, output: Tensor, target: Any) -> Tensor:
         """See :class:`Loss`: torch's own."""
-        seen = self._read(output, target)
-        rows, y = output, seen.target
+        form = self._read(output, target)
+        rows, y = output, form.target
         if output.ndim > 2:
-            rows = output.movedim(seen.axis, -1).flatten(0, -2)
-            y = y.movedim(seen.axis, -1).reshape(rows.shape) if seen.probabilities else y.flatten()
-        if seen.probabilities:
+            rows = output.movedim(form.axis, -1).flatten(0, -2)
+            y = y.movedim(form.axis, -1).reshape(rows.shape) if form.probabilities else y.flatten()
+        if form.probabilities:
             y = y.to(rows)
         return F.cross_entropy(
             rows, y, self._weights(output), ignore_index=self.ignore_index,
@@ -264,12 +264,12 @@ class CrossEntropy(Loss):
 
     def right(self, output: Tensor, target: Tensor) -> Tensor:
         """See :class:`Loss`: the largest output of each position."""
-        seen = self._read(output, target)
-        return (output.argmax(seen.axis) == seen.target).sum()
+        form = self._read(output, target)
+        return (output.argmax(form.axis) == form.target).sum()
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _TargetForm:
     axis: int
     target: Tensor
     probabilities: bool

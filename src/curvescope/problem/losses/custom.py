@@ -27,8 +27,8 @@ class Custom(Loss):
     What it averages over decides how batches are put together, and is checked on the data: the
     loss of a batch must be the weighted mean of the losses of its two parts. It must be a function
     of the output and the target alone: one that draws random numbers, or that reads the weights of
-    the model itself (a penalty on them), is refused, for its derivatives by the output would not be
-    all. Parameters of its own are constants.
+    the model itself (a penalty on them), is refused, because it would have further derivatives.
+    Parameters of the callable are constants.
 
     Args:
         function: the callable; it is given the model's output as one tensor, and the targets.
@@ -46,7 +46,7 @@ class Custom(Loss):
     (14.0, 3.0)
     """
 
-    convex = False  # not known to be
+    convex = False  # unknown, so not assumed
     closed_form = False
 
     def __init__(
@@ -68,7 +68,7 @@ class Custom(Loss):
         self.even = self.average != "weights"
 
     def weight(self, output: Tensor, target: Any) -> float:
-        """What a batch weighs in the mean over all."""
+        """The weight of a batch in the mean over all data."""
         if callable(self._average):
             return float(self._average(output, target))
         return float(output.shape[0] if self._average == "samples" else output.numel())
@@ -105,7 +105,7 @@ class Custom(Loss):
         return result
 
     def tensors(self) -> list[Tensor]:
-        """See :class:`Loss`: all that the callable refers to by itself."""
+        """See :class:`Loss`: tensors of the callable, its closure and its globals."""
         return list(dict.fromkeys(_tensors_of(self.function)))
 
     def probe(self, output: Tensor, target: Any) -> OutputRoot:
@@ -117,7 +117,7 @@ class Custom(Loss):
     def check(
         self, output: Tensor, target: Any, *, first: torch.Size, variables: Sequence[Tensor]
     ) -> None:
-        """See :class:`Loss`: what it depends on, and the whole against two parts, cut thrice."""
+        """See :class:`Loss`: its inputs, and the mean of a batch against those of two parts."""
         self._check_graph(output, target, variables)
         if output.shape[1:].numel() != first[1:].numel() and not self._declared:
             self._refuse(
@@ -162,7 +162,7 @@ class Custom(Loss):
             raise CurvescopeError(where, rule, remedy=remedy)
 
     def _sum(self, output: Tensor, target: Any) -> tuple[float, float, float]:
-        """The loss of some samples, what they weigh, and the share of rounding."""
+        """The summed loss of some samples, their weight, and the relative rounding."""
         with torch.no_grad():
             mean = self.mean(output.detach(), target)
         slack = max(_slack(mean), _slack(output))
@@ -206,8 +206,12 @@ class CustomAt(LossAt):
         if g is None:
             where = f"Problem(loss={self._loss.name!r})"
             rule = "the loss must be computed from the output by operations with a derivative"
-            given = "one that does not depend on it"
-            raise CurvescopeError(where, rule, given=given, remedy="look for detach() in it")
+            raise CurvescopeError(
+                where,
+                rule,
+                given="one that does not depend on it",
+                remedy="look for detach() in it",
+            )
         return g
 
     def value(self) -> Tensor:
@@ -254,7 +258,7 @@ class CustomAt(LossAt):
 
 
 def _can_be_cut(target: Any, n: int) -> bool:
-    """Whether all targets are tensors with ``n`` samples; no targets can be cut as well."""
+    """Whether all targets are tensors with ``n`` samples, or there are none."""
     leaves = [leaf for leaf in pytree.tree_leaves(target) if leaf is not None]
     return all(isinstance(t, Tensor) and t.ndim and t.shape[0] == n for t in leaves)
 
@@ -264,18 +268,18 @@ def _cut(target: Any, part: slice) -> Any:
 
 
 def _slack(t: Tensor) -> float:
-    """The share of a mean that may be rounding."""
+    """The relative rounding allowed in a mean."""
     return 1e-9 if t.dtype == torch.float64 else 1e-4
 
 
 def _leaves(t: Tensor) -> Iterator[Tensor]:
     """The tensors at which the graph of ``t`` begins."""
-    queue, seen = [t.grad_fn], set()
+    queue, visited = [t.grad_fn], set()
     while queue:
         node = queue.pop()
-        if node is None or node in seen:
+        if node is None or node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         leaf = getattr(node, "variable", None)
         if isinstance(leaf, Tensor):
             yield leaf

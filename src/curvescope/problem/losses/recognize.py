@@ -90,8 +90,8 @@ def _made(family: type[Loss], loss: Any, settings: dict[str, Any]) -> Loss:
     try:
         return family.from_torch(**settings)
     except TypeError:
-        known = inspect.signature(family.__init__).parameters
-        other = ", ".join(sorted(set(settings) - set(known)))
+        arguments = inspect.signature(family.__init__).parameters
+        other = ", ".join(sorted(set(settings) - set(arguments)))
         rule = f"{family.__name__} does not know the setting {other}"
         raise CurvescopeError("Problem(loss)", rule) from None
 

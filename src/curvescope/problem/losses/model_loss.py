@@ -1,8 +1,7 @@
-"""The loss that a model computes itself, as those of Hugging Face do when they are given labels.
+"""Recognizing the loss that a model computes from ``labels``, as those of Hugging Face do.
 
-Which of our losses that is, is found by comparing numbers: on the first batch one candidate must
-agree with the model's own to rounding. It decides what no shape does, such as whether labels are
-shifted.
+Every candidate loss is evaluated on the first batch; the one whose value agrees with the model's to
+rounding is taken. The value decides what shapes cannot, such as whether labels are shifted.
 """
 
 from __future__ import annotations
@@ -23,74 +22,77 @@ from curvescope.problem.losses.recognize import BY_NAME, as_loss
 from curvescope.problem.losses.squared import MeanSquare
 
 MODEL = "model"
-"""The name that stands for the model's own loss, whichever it is."""
+"""The name by which users request the loss that the model computes."""
 
-_ROUNDING = 200.0  # in units of the last place
-_CLOSE = 100.0  # times that: numbers that a coincidence may have brought together
+_ROUNDING = 200.0  # units of the last place within which two values agree
+_CLOSE = 100.0  # times that: a second candidate this close makes the agreement ambiguous
 
 
 def takes_labels(model: nn.Module) -> bool:
-    """Whether the forward may take ``labels``, as those of Hugging Face and their wrappers do."""
+    """Whether ``forward`` has an argument ``labels``, or takes any keyword."""
     parameters = inspect.signature(model.forward).parameters
     return "labels" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
-def to_compare(loss: Any, known: Loss | None) -> str | Loss | None:
-    """What must agree with a model's own loss: a name, or torch's loss without settings."""
+def to_compare(loss: Any, recognized: Loss | None) -> str | Loss | None:
+    """The name or setting-free torch loss to compare with the model's loss, else None."""
     if isinstance(loss, str):
         return loss
-    plain = known is not None and not isinstance(loss, Loss) and known.name in BY_NAME
-    return known if plain else None
+    plain = recognized is not None and not isinstance(loss, Loss) and recognized.name in BY_NAME
+    return recognized if plain else None
 
 
-def own_loss(model: nn.Module, given: str | Loss, output: Tensor, target: Any, result: Any) -> Loss:
-    """Our loss that is the model's own, from what it returned for the first batch and its labels.
+def recognize_model_loss(
+    model: nn.Module, requested: str | Loss, output: Tensor, target: Any, result: Any
+) -> Loss:
+    """The :class:`Loss` that gives the value a model returned for the first batch and its labels.
 
     Args:
-        model: the model, whose class says what its labels mean where the numbers do not.
-        given: the loss that the user named, or ``"model"``; or one of torch's, without settings.
+        model: the model; its class name decides about shifted labels where values do not.
+        requested: the name that the user passed (or ``"model"``), or a torch loss without settings.
         output: the model's output as a problem sees it.
         target: the labels.
-        result: what the model returned when it was given the labels.
+        result: the value returned by ``model(…, labels=target)``.
 
     Raises:
         CurvescopeError: if no candidate agrees, or several do.
 
     >>> z, y = torch.tensor([[[2.0, 0.0], [0.0, 1.0], [1.0, 0.0]]]), torch.tensor([[0, 1, 1]])
     >>> shifted = nn.functional.cross_entropy(z[0, :2], y[0, 1:])
-    >>> own_loss(nn.Identity(), "cross_entropy", z, y, {"loss": shifted}).name
+    >>> recognize_model_loss(nn.Identity(), "cross_entropy", z, y, {"loss": shifted}).name
     'cross_entropy(shift=1)'
     """
-    name = given if isinstance(given, str) else given.name
-    own = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", None)
-    if not isinstance(own, Tensor) or own.numel() != 1:
-        if given != MODEL:
-            return as_loss(given)
+    name = requested if isinstance(requested, str) else requested.name
+    value = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", None)
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        if requested != MODEL:
+            return as_loss(requested)
         rule = "the model returns no loss of its own when it is given labels"
         raise CurvescopeError("Problem(loss='model')", rule, remedy="name the loss")
-    own = own.detach()
-    eps = max(torch.finfo(own.dtype).eps, torch.finfo(output.dtype).eps)
-    slack = _ROUNDING * eps * max(1.0, abs(float(own)))
-    apart = {loss: abs(value - float(own)) for loss, value in _values(given, output, target)}
-    agree = [loss for loss, gap in apart.items() if gap <= slack]
-    close = [loss for loss, gap in apart.items() if gap <= _CLOSE * slack]
+    value = value.detach()
+    eps = max(torch.finfo(value.dtype).eps, torch.finfo(output.dtype).eps)
+    slack = _ROUNDING * eps * max(1.0, abs(float(value)))
+    values = _values(requested, output, target)
+    gaps = {loss: abs(candidate - float(value)) for loss, candidate in values}
+    agree = [loss for loss, gap in gaps.items() if gap <= slack]
+    close = [loss for loss, gap in gaps.items() if gap <= _CLOSE * slack]
     if len(agree) == 1 and len(close) == 1:
         return agree[0]
-    known = _shift(model)
-    named = [loss for loss in agree if isinstance(loss, CrossEntropy) and loss.shift == known]
+    shift = _shift(model)
+    named = [loss for loss in agree if isinstance(loss, CrossEntropy) and loss.shift == shift]
     if len(named) == 1:
         return named[0]
     what = "several losses give" if agree else "no loss that the library knows gives"
-    rule = f"the model's own loss is {float(own):.6g} on the first batch, and {what} that number"
+    rule = f"the model's own loss is {float(value):.6g} on the first batch, and {what} that number"
     remedy = (
         "say which is meant with a loss object, such as cs.losses.CrossEntropy(axis=-1, shift=1)"
     )
     raise CurvescopeError(f"Problem(loss={name!r})", rule, remedy=remedy)
 
 
-def _values(given: str | Loss, output: Tensor, target: Any) -> Iterator[tuple[Loss, float]]:
+def _values(requested: str | Loss, output: Tensor, target: Any) -> Iterator[tuple[Loss, float]]:
     """The mean over the batch by every candidate that takes such an output and target."""
-    for loss in _candidates(given, output, target):
+    for loss in _candidates(requested, output, target):
         try:
             at = loss.at(output, target)
         except CurvescopeError:
@@ -115,7 +117,7 @@ def _candidates(name: str | Loss, output: Tensor, target: Any) -> list[Loss]:
 
 
 def _shift(model: nn.Module) -> int | None:
-    """Whether the labels are those of the next position, by the class of a Hugging Face model."""
+    """1 or 0, whether the class name of a Hugging Face model means shifted labels; else None."""
     kind = type(getattr(model, "_orig_mod", model)).__name__  # compiled ones hold the original
     if any(word in kind for word in ("CausalLM", "LMHead", "DoubleHeads")):
         return 1
@@ -123,10 +125,10 @@ def _shift(model: nn.Module) -> int | None:
 
 
 def refuse_copied_labels(loss: Loss, inputs: Any, target: Any) -> None:
-    """Refuse labels that are the model's own inputs where nobody said whether to shift them.
+    """Refuse labels equal to the inputs unless the loss states whether to shift them.
 
-    A causal language model is given its tokens as labels and compares each output with the next
-    one. It says so by its own loss; a module around it that returns the logits alone does not.
+    A causal language model takes its tokens as labels and compares each output with the next one.
+    The loss it returns shows this; a wrapper that returns only the logits does not.
     """
     if not isinstance(loss, CrossEntropy) or loss.axis is not None:
         return
