@@ -27,7 +27,7 @@ SHARPNESS: dict[str, Column] = {
 """Measures that are said to be small for models that generalize well."""
 
 PLAIN = ("λ_max(H)", "tr H", "‖H‖_F")
-"""Those of FF, of which :meth:`Comparison.verdict` speaks."""
+"""The measures of FF, on which :meth:`Comparison.verdict` is based."""
 _COIN = 0.5
 """A rank correlation with a larger probability under random order does not count."""
 

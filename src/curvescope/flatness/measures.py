@@ -27,6 +27,7 @@ from curvescope.spectra.rows import multiply
 OUTLIERS = 10
 """Eigenpairs that are taken out before the sums are estimated."""
 _LANCZOS_PROBES = 2
+"""Start vectors of each Lanczos quadrature; two is the least that gives a standard error."""
 
 
 @dataclass(frozen=True)

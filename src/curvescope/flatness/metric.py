@@ -34,6 +34,7 @@ from curvescope.spectra import ExactSpectrum, exact_spectrum, logdet, spectral_m
 from curvescope.spectra.estimate import Estimate
 
 _LANCZOS_PROBES = 2
+"""Start vectors of each Lanczos quadrature; two is the least that gives a standard error."""
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from curvescope.spectra.estimate import Estimate
 EXACT_UP_TO = 1000
 """Parameters up to which every eigenvalue is computed."""
 _LANCZOS_PROBES = 2
+"""Start vectors of each Lanczos quadrature; two is the least that gives a standard error."""
 
 
 @dataclass(frozen=True)

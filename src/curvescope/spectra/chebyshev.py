@@ -127,24 +127,24 @@ class Chebyshev(Estimator[ChebyshevMoments]):
 
     @property
     def done(self) -> int:
-        """Steps for the range, and moments that are not known beforehand."""
+        """Steps for the range, and moments that took products."""
         if not self._polynomials:
             return self._range.done
         return self._range.total + min(len(self._polynomials["moments"]) - 1, self._degree)
 
     @property
     def total(self) -> int:
-        """All of both."""
+        """The number of all such steps and moments."""
         return self._range.total + self._degree
 
     @property
     def has_result(self) -> bool:
-        """Once the range is known."""
+        """True once the range is computed."""
         return bool(self._polynomials)
 
     @property
     def state(self) -> State:
-        """That of the range; afterwards two polynomials of each probe, and the moments."""
+        """The state of the Lanczos run; afterwards two polynomials of each probe, and moments."""
         return self._polynomials or nested("range", self._range.state)
 
     @state.setter
@@ -157,7 +157,7 @@ class Chebyshev(Estimator[ChebyshevMoments]):
             self._range.state = below("range", state)
 
     def step(self) -> None:
-        """A product for the range, or one for each probe."""
+        """One product for the range, or one for each probe."""
         if self._polynomials:
             self._polynomials = self._next(**self._polynomials)
             return

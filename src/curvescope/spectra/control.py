@@ -1,9 +1,9 @@
-"""What every long estimate tells and takes: how far it is, how it ended, and four keywords.
+"""Progress and status of every long estimate, and the four keywords that control it.
 
 ``progress``
     a callable that receives a :class:`Progress` after every step;
 ``on_interrupt``
-    ``"raise"`` (default) lets ctrl-C through, ``"return"`` ends the estimate with what is there and
+    ``"raise"`` (default) raises ``KeyboardInterrupt``, ``"return"`` returns the result so far with
     ``status = Status.INTERRUPTED``; either way the step in progress is finished first, unless
     ctrl-C is pressed twice;
 ``checkpoint``, ``every``
@@ -11,7 +11,7 @@
     estimator again with the same path continues from there and returns the numbers, bit for bit on
     the CPU, that an undisturbed run returns.
 
-:func:`curvescope.spectra.resumable.run` does all this; no estimator knows of it.
+:func:`curvescope.spectra.resumable.run` does all this; no estimator has code for it.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def require_operator(where: str, A: object) -> LinearOperator:
 
 
 def require_finite(where: str, *numbers: Tensor) -> None:
-    """Refuse an operator whose products are not finite: everything after would be NaN."""
+    """Refuse NaN or infinite numbers, which an operator's products would spread."""
     if not all(bool(torch.isfinite(x).all()) for x in numbers):
         raise CurvescopeError(
             where,

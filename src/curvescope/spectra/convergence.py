@@ -1,4 +1,4 @@
-"""How near the outermost Ritz values are to the eigenvalues after so many Lanczos steps.
+"""Bounds on the error of the outermost Ritz values after ``k`` Lanczos steps.
 
 Theorem 1 of Granziol, *Flatness is a False Friend* (FF, App. B, eq. 15), which is the bound of
 Kaniel, Paige and Saad (Golub and Van Loan, *Matrix Computations*, thm 10.1.2). With eigenvalues
@@ -91,7 +91,7 @@ def _gaps(
     """``(λ_1 − λ_n) tan²φ / T_{k−1}(1 + 2ρ)²`` for each ``k``; 0 from ``k = 2`` if λ_2 is λ_n."""
     if first == last:
         return [0.0] * len(steps)
-    if cosine == 0.0:  # the start vector knows nothing of this eigenvector
+    if cosine == 0.0:  # the start vector has no component along this eigenvector
         return [inf] * len(steps)
     tangent_squared = 1 / cosine**2 - 1
     return [

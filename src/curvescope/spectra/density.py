@@ -27,7 +27,7 @@ class Curve:
 
     ``sigma`` is the width of the bumps. ``outliers`` were taken out exactly and are not part of
     ``values``: draw each as a mass ``1/n``. A log-density has all of this for ``log(|λ| + eps)``.
-    ``unseen`` is how high a node would be that the probes happen not to have at a point.
+    ``unseen`` is the height of one node, where no probe has one near.
     """
 
     grid: Tensor  # [points]
@@ -49,8 +49,8 @@ class Curve:
         At every point on its own, in at least ``level`` of all runs: the error of sampling, as in
         :func:`curvescope.spectra.estimate.quantile`. Where nodes are rare, the spread of few probes
         says little; there the upper curve is at least as high as a node that each of ``n`` probes
-        has missed with the probability ``(1 − level) / 2``. What the number of steps and the width
-        of the bumps do is no matter of chance and not part of the band.
+        has missed with the probability ``(1 − level) / 2``. The errors from the number of steps and
+        the width of the bumps are not random and not part of the band.
         """
         if self.probes == 0:
             return self.values, self.values
@@ -64,7 +64,7 @@ class Curve:
 
 
 class Measure(Protocol):
-    """What the views need of :class:`curvescope.spectra.measure.SpectralMeasure`."""
+    """The part of :class:`curvescope.spectra.measure.SpectralMeasure` that densities need."""
 
     @property
     def nodes(self) -> Tensor:
@@ -84,7 +84,7 @@ class Measure(Protocol):
 
     @property
     def support(self) -> tuple[float, float]:
-        """What the grid has to cover."""
+        """The interval that the grid must contain."""
 
 
 def of_measure(measure: Measure, points: int, kappa: float, *, margin: float) -> Curve:

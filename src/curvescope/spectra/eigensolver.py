@@ -2,7 +2,7 @@
 
 The search is a Krylov decomposition (:mod:`curvescope.spectra.krylov`) that grows by ``block``
 products a step, stops at the first step at which all ``k`` residuals pass, and restarts thickly
-when the basis is full. Stopping early and restarting late is what saves products.
+when the basis is full. Stopping early and restarting late saves products.
 
 What may have been overlooked, a repeated eigenvalue or one that the start vector has little of, is
 looked for afterwards, with a bound on the probability: see :mod:`curvescope.spectra.search`.
@@ -20,10 +20,10 @@ from curvescope import _checks
 from curvescope.errors import CurvescopeError
 from curvescope.operators.base import LinearOperator
 from curvescope.spectra.control import Status, require_symmetric
+from curvescope.spectra.criterion import Criterion
 from curvescope.spectra.krylov import Krylov
 from curvescope.spectra.resumable import End, Estimator, State, run
 from curvescope.spectra.search import Search
-from curvescope.spectra.wanted import Wanted
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from curvescope.spectra.control import Control
 
 _MEMORY = 4 << 30
-"""Bytes that the default basis may take."""
+"""The most bytes of the default basis."""
 
 
 @dataclass(frozen=True)
 class EigenPairs:
-    """Eigenvalues, best first, with their unit eigenvectors as columns and what they are worth.
+    """Eigenvalues, best first, with unit eigenvectors as columns and error bounds.
 
     ``residuals[i] = ‖A v_i − θ_i v_i‖``; some eigenvalue of ``A`` lies within that distance of
-    ``θ_i``. ``tolerance[i]`` is what it was tested against, ``converged`` says whether all passed.
+    ``θ_i``. ``converged`` says that ``residuals[i] ≤ tolerance[i]`` for all ``i``.
     ``missed`` bounds the probability that a value is worse than the true one of its place by more
-    than its tolerance, because a better eigenvalue was overlooked (1: nothing is known of that).
+    than its tolerance, because a better eigenvalue was overlooked (1: no bound).
     ``products`` counts the columns multiplied.
     """
 
@@ -74,16 +74,16 @@ def eigenpairs(
     A pair passes when ``‖A v − θ v‖ ≤ tol · ‖A‖`` (``relative="norm"``; ``‖A‖`` is the largest Ritz
     value in magnitude, a lower bound) or ``≤ tol · max(|θ|, eps^⅔ ‖A‖)`` (``"value"``, the rule of
     ARPACK and ``eigsh``). The residual is that of the Krylov decomposition plus its rounding,
-    ``32 · eps · ‖A‖`` (float32: 10), and what was cut from it (couplings below ``tol / 10,000``).
+    ``32 · eps · ‖A‖`` (float32: 10), and dropped couplings (below ``tol / 10,000``).
 
-    Passing says that eigenvalues are near, not that they are the best ones. Therefore the search
-    goes on until a hidden one or a copy of a repeated one is overlooked with a probability of at
-    most ``overlook``: 0.001 by default, if about 6 products for either (or ``100,000 / n``) can
-    establish that, which is so for values that stand out, and else as ``missed`` says; a number
-    insists on it, 1 skips the look. ``benchmarks/calibration.py`` compares ``missed`` with what
-    happens.
+    Small residuals mean that eigenvalues are near, not that they are the best ones. So the search
+    continues until the probability of having overlooked a better eigenvalue, or a copy of a
+    repeated one, is at most ``overlook``. By default this is 0.001 if about 6 products for either
+    (or ``100,000 / n``) suffice, as for isolated values; else the search ends and ``missed`` has
+    the bound. A number is enforced within the budget; 1 skips the test.
+    ``benchmarks/calibration.py`` compares ``missed`` with observed frequencies.
 
-    Cost: products as counted, ``O(n · basis)`` numbers of memory (``basis`` vectors, default
+    Cost: ``products`` of the result, ``O(n · basis)`` numbers of memory (``basis`` vectors, default
     ``max(3k + 64, k + 128)`` or what fits in 4 GiB, at least ``k + 2·block + 8``). ``block``
     columns are multiplied at a time: 1 needs the fewest products, more pay where blocks are cheap.
     The host looks at the projected matrix once a step: stopping in time saves more than it costs.
@@ -96,7 +96,7 @@ def eigenpairs(
         tol: The relative residual.
         relative: What ``tol`` is relative to, ``"norm"`` or ``"value"``.
         block: Columns per product.
-        basis: The most vectors kept.
+        basis: The most vectors in memory.
         overlook: The accepted probability of overlooking an eigenvalue, or None.
         max_products: The budget, default ``max(1000, 50 k)``; when it is spent, ``converged`` is
             False and the best pairs so far are returned.
@@ -134,7 +134,7 @@ def eigenpairs(
 
 
 class ExtremePairs(Estimator[EigenPairs]):
-    """The search within its budget, which may grow when it goes on."""
+    """A :class:`Search` with a budget of products, which may be larger on resuming."""
 
     task = "eigenpairs"
     free = ("max_products",)
@@ -159,7 +159,7 @@ class ExtremePairs(Estimator[EigenPairs]):
         self._search = Search(
             Krylov(A, capacity, negligible=cut),
             k,
-            Wanted(which, tol, relative),
+            Criterion(which, tol, relative),
             block=block,
             overlook=overlook,
             generator=generator,
@@ -167,22 +167,22 @@ class ExtremePairs(Estimator[EigenPairs]):
 
     @property
     def done(self) -> int:
-        """The pairs that passed."""
-        return self._search.passed
+        """The number of converged pairs."""
+        return self._search.converged_pairs
 
     @property
     def total(self) -> int:
-        """The pairs that are wanted."""
+        """The number of requested pairs, ``k``."""
         return self._search.k
 
     @property
     def finished(self) -> bool:
-        """The search is at its end, or the budget spent."""
+        """Whether the search has ended or the budget is spent."""
         return self._search.finished or self._search.krylov.products >= self._budget
 
     @property
     def state(self) -> State:
-        """That of the search."""
+        """The state of the search."""
         return self._search.state()
 
     @state.setter
@@ -190,24 +190,24 @@ class ExtremePairs(Estimator[EigenPairs]):
         self._search.load(state)
 
     def step(self) -> None:
-        """A block of products, or one that looks for what was overlooked."""
+        """One block of products, or one product of an examination for overlooked pairs."""
         self._search.step(self._budget - self._search.krylov.products)
 
     def result(self, end: End) -> EigenPairs:
-        """The best pairs of the decomposition as it is."""
+        """The best Ritz pairs of the current decomposition."""
         search, krylov = self._search, self._search.krylov
         ritz = search.ritz()
-        passed = bool((ritz.residuals <= ritz.tolerance).all()) and len(ritz.values) == search.k
+        accurate = bool((ritz.residuals <= ritz.tolerance).all()) and len(ritz.values) == search.k
         status = Status.BUDGET if end.complete else Status.INTERRUPTED
         if search.finished:
-            status = Status.CONVERGED if passed else Status.PRECISION
+            status = Status.CONVERGED if accurate else Status.PRECISION
         dtype, device = krylov.basis.dtype, krylov.basis.device
         return EigenPairs(
             values=ritz.values.to(device, dtype),
             vectors=krylov.ritz_vectors(ritz.vectors),
             residuals=ritz.residuals.to(device, dtype),
             tolerance=ritz.tolerance.to(device, dtype),
-            converged=passed and search.finished,
+            converged=accurate and search.finished,
             missed=search.missed,
             products=end.products,
             status=status,
@@ -215,7 +215,7 @@ class ExtremePairs(Estimator[EigenPairs]):
 
 
 def at_most_dimension(where: str, A: LinearOperator, k: int) -> int:
-    """How many pairs: at least one, at most as many as there are."""
+    """``k`` if ``1 ≤ k ≤ n``; refuses others."""
     k = _checks.positive_int(where, "k", k)
     if k > A.shape[0]:
         raise CurvescopeError(where, f"`k` must be at most the dimension {A.shape[0]}", given=k)
@@ -223,7 +223,7 @@ def at_most_dimension(where: str, A: LinearOperator, k: int) -> int:
 
 
 def _capacity(A: LinearOperator, k: int, block: int) -> int:
-    """Rows of the basis: the default, as far as it fits in memory."""
+    """The rows of the default basis, fewer if they do not fit in memory."""
     bytes_each = A.shape[0] * torch.finfo(A.dtype).bits // 8
     fitting = min(max(3 * k + 64, k + 128), _MEMORY // bytes_each)
     return min(max(k + 2 * block + 8, fitting), A.shape[0])

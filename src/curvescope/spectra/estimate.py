@@ -19,7 +19,7 @@ T = TypeVar("T", float, Tensor)
 
 @dataclass(frozen=True)
 class Estimate(Generic[T]):
-    """``value ± stderr``: one standard error over the probes, infinite where one probe was all.
+    """``value ± stderr``: one standard error over the probes, infinite for a single probe.
 
     ``stderr`` says how far the value is off in the root mean square. It is an estimate itself, and
     two or three of it are no interval where the probes are few or one eigenvalue carries the sum:
@@ -40,7 +40,7 @@ class Estimate(Generic[T]):
     bias: AnyFloat = 0.0
 
     def interval(self, level: float = 0.95) -> tuple[T, T]:
-        """An interval that holds the truth in at least so many runs, for any spectrum.
+        """An interval that contains the true value with probability ``level``, for any spectrum.
 
         ``value ± (quantile(level, probes) · stderr + bias)``; see :func:`quantile`.
         """
@@ -49,7 +49,7 @@ class Estimate(Generic[T]):
 
 
 def quantile(level: float, probes: int) -> float:
-    """How many standard errors an interval of this level reaches.
+    """The half width of an interval of this level, in standard errors.
 
     A sample ``vᵀ f(A) v = Σ f(λ_i) (u_iᵀ v)²`` is skewed as far as few eigenvalues carry it: the
     mean of ``n`` samples is the least known when it is one, ``f(λ) χ²_1``, which a sample of few
@@ -118,11 +118,11 @@ class Samples:
         return Estimate(float(self.mean), float(self.stderr), products, self.count, status)
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that :meth:`load` needs."""
+        """The tensors that :meth:`load` needs."""
         return {"mean": self.mean, "squares": self._squares, "count": torch.tensor(self.count)}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take up a saved state."""
+        """Restore a saved state."""
         self.mean = state["mean"].to(self.mean)
         self._squares = state["squares"].to(self.mean)
         self.count = int(state["count"])

@@ -1,7 +1,7 @@
-"""Exact spectra of whatever is small enough: the matrix itself, or its Gram (dual) form.
+"""Exact spectra, from the matrix itself or its Gram (dual) form if either is small enough.
 
-The logarithm of a spectrum needs no method of its own: it is that of the eigenvalues. What needs
-care is that they are right down to the smallest, for which Gram matrices are made in float64.
+The logarithm of a spectrum needs no other method: it is that of the eigenvalues. They must be
+accurate down to the smallest, for which Gram matrices are formed in float64.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from curvescope.spectra.measure import SpectralMeasure
 class ExactSpectrum:
     """All eigenvalues: ``values``, ascending in float64, and ``zeros`` more that are exactly zero.
 
-    ``form`` says how they were found: ``"primal"`` from the ``n × n`` matrix, ``"dual"`` from a
+    ``form`` says how they were computed: ``"primal"`` from the ``n × n`` matrix, ``"dual"`` from a
     Gram matrix of the same non-zero spectrum, in which case the ``n − len(values)`` others vanish.
     """
 

@@ -1,4 +1,4 @@
-"""Estimates from products in stages, whose rows follow from the images of the stages before."""
+"""Estimates from products in stages; the rows of a stage depend on the images of earlier ones."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Staged(Estimator[R]):
 
     @abstractmethod
     def rows(self, stage: str) -> Tensor:
-        """What a stage multiplies, ``[b, n]``; the images of the stages before it are there."""
+        """The rows ``[b, n]`` that a stage multiplies; ``images`` has those of earlier stages."""
 
     def _begin(self, saved: State) -> None:
-        """Begin stages until one has rows that are not multiplied yet."""
+        """Begin the next stages up to one that has rows to multiply."""
         for stage in self.stages[len(self.images) :]:
             rows = self.rows(stage)
             self.images[stage] = saved[stage].to(rows) if stage in saved else rows[:0]
@@ -42,12 +42,12 @@ class Staged(Estimator[R]):
 
     @property
     def done(self) -> int:
-        """Rows that were multiplied."""
+        """The number of rows multiplied."""
         return sum(len(images) for images in self.images.values())
 
     @property
     def finished(self) -> bool:
-        """No stage has rows left."""
+        """Whether no stage has rows left."""
         return len(self._left) == 0
 
     @property

@@ -11,10 +11,10 @@ the symmetric case of Krylov–Schur (Stewart 2001). A fresh random direction ma
 any time, which is how a breakdown is survived and how repeated eigenvalues are found.
 
 Vectors are stored as rows, ``basis: [capacity, n]``; the projected matrix is float64. A new
-direction loses first the components that the symmetry of ``A`` foretells (in Lanczos' case those of
+direction loses first the components that the symmetry of ``A`` predicts (in Lanczos' case those of
 the three-term recurrence), then, by a blocked product, what is left of it in the basis. A second
 such pass follows only where the first one took away a good part (Daniel, Gragg, Kaufman and Stewart
-1976), which after the foretold components it rarely does: the passes read the whole basis and are
+1976), which after the predicted components it rarely does: the passes read the whole basis and are
 what a step costs besides its product. Directions are given up where what remains is rounding,
 ``≤ 16 · eps · ‖T‖``, or below a share of ``‖T‖`` that the caller can do without; ``dropped`` bounds
 what this adds to residuals.
@@ -34,7 +34,7 @@ from curvescope.spectra.control import require_finite
 from curvescope.spectra.rows import inner, lengths, multiply, reject
 
 _SLAB = 1 << 16
-"""Columns of the basis that are turned at a time, which bounds the memory of a restart."""
+"""Columns of the basis that a restart recombines at a time, which bounds its memory."""
 
 
 class Krylov:
@@ -46,7 +46,7 @@ class Krylov:
         self.basis = torch.empty(self.capacity, n, dtype=A.dtype, device=A.device)
         self.matrix = torch.zeros(self.capacity, self.capacity, dtype=torch.float64)
         self.negligible = max(negligible, 16 * torch.finfo(A.dtype).eps)
-        self.scale = 0.0  # the largest coefficient seen: a lower bound of the norm
+        self.scale = 0.0  # the largest coefficient so far: a lower bound of the norm
         self.dropped = 0.0
         self.products = 0
         # Components of the random start vectors in the rows, [q, capacity]; a restart forgets them.
@@ -107,12 +107,12 @@ class Krylov:
         block = self.basis[m : m + count]
         image = multiply(self.operator, block)
         self.products += count
-        inside, outside = self._append(image, None, self._foretold(image))
+        inside, outside = self._append(image, None, self._predicted(image))
         self.matrix[:used, m : m + count] = inside
         self.matrix[used : used + outside.shape[0], m : m + count] = outside
         self.counts = (m + count, p - count + outside.shape[0])
 
-    def _foretold(self, image: Tensor) -> Tensor:
+    def _predicted(self, image: Tensor) -> Tensor:
         """Coefficients ``[used, b]`` of a product that need no pass over the basis.
 
         ``A q_j`` has the component ``q_iᵀ A q_j = (A q_i)ᵀ q_j`` along a row that was multiplied
@@ -137,7 +137,7 @@ class Krylov:
         first = inner(old, rows)
         inside = inside + first
         unit, factor = _orthonormal(reject(rows, first, old))
-        # Rows that were not shortened much are orthogonal now. Asking would stall a GPU, where a
+        # Rows that were not shortened much are orthogonal now. The check would stall a GPU, where a
         # pass over the basis costs next to nothing.
         if rows.device.type == "cpu" and bool((factor.diagonal() > before / 2).all()):
             return unit, factor, inside
@@ -179,7 +179,7 @@ class Krylov:
     # Turning and shrinking ----------------------------------------------------------------------
 
     def promote(self, index: int) -> None:
-        """Put pending direction ``index`` first in line."""
+        """Make pending direction ``index`` the first one."""
         a, b = self.size, self.size + index
         if a != b:
             self.basis[[a, b]] = self.basis[[b, a]]
@@ -187,10 +187,10 @@ class Krylov:
             self.starts[:, [a, b]] = self.starts[:, [b, a]]
 
     def favor(self, directions: Tensor) -> None:
-        """Turn the pending directions so that those which ``directions: [p, j]`` have most of lead.
+        """Rotate the pending directions: the leading singular vectors of ``directions`` come first.
 
         The residuals of Ritz vectors ``Y`` are ``F G Y``: the leading left singular vectors of
-        ``G Y`` are where a product does most for them.
+        ``G Y`` are the directions whose products lower them most.
         """
         if self.pending < 2 or directions.shape[1] == 0:
             return
@@ -221,7 +221,7 @@ class Krylov:
     # Saving -------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that :meth:`load` needs."""
+        """The tensors that :meth:`load` needs."""
         counts = torch.tensor([*self.counts, self.products])
         reals = torch.tensor([self.scale, self.dropped], dtype=torch.float64)
         basis = self.basis[: self.used]
@@ -234,7 +234,7 @@ class Krylov:
         }
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take up a saved state."""
+        """Restore a saved state."""
         m, p, self.products = (int(x) for x in state["counts"])
         self.basis[: m + p] = state["basis"].to(self.basis)
         self.matrix, self.starts = state["matrix"].clone(), state["starts"].clone()

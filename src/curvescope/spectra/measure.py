@@ -145,7 +145,7 @@ def spectral_measure(
 
 
 class Quadrature(Estimator[SpectralMeasure]):
-    """Outliers first, where they are wanted; then a recurrence for each probe outside of them."""
+    """First the outliers, if requested; then a recurrence for each probe orthogonal to them."""
 
     task = "spectral_measure"
 
@@ -191,34 +191,34 @@ class Quadrature(Estimator[SpectralMeasure]):
 
     @property
     def done(self) -> int:
-        """Outliers that passed, and steps of the recurrences."""
+        """Converged outliers, and steps of the recurrences."""
         if self._recurrence is None:
             return 0 if self._search is None else self._search.done
         return self._outliers + self._recurrence.done
 
     @property
     def total(self) -> int:
-        """Outliers to be found, and all steps."""
+        """Requested outliers, and all steps of the recurrences."""
         bound = self._operator.shape[0] if self._reorthogonalize else self._steps
         return self._outliers + min(self._steps, bound)
 
     @property
     def _outliers(self) -> int:
-        """How many are to be found, as far as that is work."""
+        """The number of outliers to compute; 0 if they were given."""
         return 0 if self._search is None else self._search.total
 
     @property
     def finished(self) -> bool:
-        """The recurrences are."""
+        """Whether the recurrences have finished."""
         return self._recurrence is not None and self._recurrence.finished
 
     @property
     def has_result(self) -> bool:
-        """After a step of the recurrences."""
+        """True after the first step of the recurrences."""
         return self._recurrence is not None and self._recurrence.done > 0
 
     def step(self) -> None:
-        """A step of the search, or of all recurrences."""
+        """One step of the search for outliers, or of all recurrences."""
         if self._recurrence is not None:
             self._recurrence.step()
         elif self._search is not None:
@@ -231,7 +231,7 @@ class Quadrature(Estimator[SpectralMeasure]):
 
     @property
     def state(self) -> State:
-        """That of the search; afterwards what it found, and that of the recurrences."""
+        """The state of the search; afterwards the outliers and the state of the recurrences."""
         if self._recurrence is None:
             return {} if self._search is None else nested("search", self._search.state)
         state = nested("recurrence", self._recurrence.state())

@@ -1,4 +1,4 @@
-"""How probable it is that a Krylov decomposition has overlooked an eigenvector.
+"""Bounds on the probability that a Krylov decomposition has overlooked an eigenvector.
 
 Let ``A V = V T + F G`` (:mod:`curvescope.spectra.krylov`) and ``A u = λ u`` with ``‖u‖ = 1``. Then
 ``a = Vᵀ u`` and ``b = Fᵀ u`` satisfy ``(λ − T) a = Gᵀ b`` and ``‖a‖² + ‖b‖² ≤ 1``. A start vector
@@ -18,7 +18,7 @@ from curvescope.spectra.krylov import Krylov
 
 
 def hidden(krylov: Krylov, points: list[float]) -> float:
-    """A bound on the probability that some ``λ`` of ``points`` is an eigenvalue all the same.
+    """A bound on the probability that some ``λ`` of ``points`` is an overlooked eigenvalue.
 
     The components ``Sᵀ u`` of an eigenvector along the start vectors fill the ellipsoid
     ``{M b : bᵀ N b ≤ 1}`` with ``M = Sᵀ (λ − T)⁻¹ Gᵀ + S_Fᵀ`` and ``N = I + G (λ − T)⁻² Gᵀ``. It

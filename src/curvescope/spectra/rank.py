@@ -1,4 +1,4 @@
-"""How much of the spectrum sits at zero: measured (FF App. D) and bounded (FF §3.2)."""
+"""The share of eigenvalues at zero: measured (FF App. D) and bounded (FF §3.2)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class RankDegeneracy:
     """The mass of the Ritz value nearest zero, and of the two nearest together.
 
     ``nearest`` and ``pair`` are shares of the dimension (FF's "degeneracy"); ``nearest_value`` and
-    ``pair_value`` are where these masses sit, the second a weighted mean. The pair is the remedy of
-    FF App. D for an indefinite spectrum, whose mass at zero splits between two Ritz values.
+    ``pair_value`` are the positions of these masses, the second a weighted mean. The pair is the
+    remedy of FF App. D for an indefinite spectrum, whose mass at zero splits between two of them.
     """
 
     nearest: Estimate[float]
@@ -137,7 +137,9 @@ def rank_bound(
 
 def _neurons(model: nn.Module, shape: list[int], count: str) -> list[int]:
     """Neurons of every layer that one sample passes, in order; the model is left as it was."""
-    layers = {name: own for name, m in model.named_modules() if (own := registered(m)) is not None}
+    layers = {
+        name: kind for name, m in model.named_modules() if (kind := registered(m)) is not None
+    }
     neurons: dict[str, int] = {}
 
     def see(name: str, _: Tensor, y: Tensor) -> None:

@@ -100,7 +100,7 @@ class Recurrence:
         return rows - (rows @ self.outside) @ self.outside.T
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that :meth:`load` needs."""
+        """The tensors that :meth:`load` needs."""
         j = self.done
         state = {
             "alphas": self._alphas[:j],
@@ -113,7 +113,7 @@ class Recurrence:
         return state if self.basis is None else {**state, "basis": self.basis[:, : j + 1]}
 
     def load(self, state: State) -> None:
-        """Take up a saved state."""
+        """Restore a saved state."""
         j = int(state["done"])
         self._alphas[:j], self._betas[:j] = state["alphas"], state["betas"]
         self._now, self._before = state["now"].to(self._now), state["before"].to(self._now)
@@ -135,7 +135,7 @@ class Recurrent(Estimator[R]):
 
     @property
     def total(self) -> int:
-        """How many of them there will be."""
+        """The number of all steps."""
         return self.recurrence.steps
 
     @property
@@ -149,12 +149,12 @@ class Recurrent(Estimator[R]):
         return self.done > 0
 
     def step(self) -> None:
-        """A product for each recurrence."""
+        """One product for each recurrence."""
         self.recurrence.step()
 
     @property
     def state(self) -> State:
-        """That of the recurrences."""
+        """The state of the recurrences."""
         return self.recurrence.state()
 
     @state.setter

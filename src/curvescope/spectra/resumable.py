@@ -1,15 +1,15 @@
-"""Progress, ctrl-C and saved states around an estimate that knows nothing of them.
+"""Progress, ctrl-C and checkpoints for every estimate, without code in the estimate itself.
 
 An :class:`Estimator` is an estimate cut into steps: a constructor that takes the operator and the
-settings, a method that takes one step, named tensors that hold what the steps have come to, and the
-result that they make. :func:`run` takes the steps. Around them it
+settings, a method that takes one step, named tensors that hold all intermediate numbers, and a
+method that makes the result of them. :func:`run` takes the steps. Around them it
 
-- takes the operator for many products, which keeps what they need before the first one;
-- counts the products, by handing the estimator an operator that does;
+- prepares the operator for many products (:meth:`LinearOperator.for_many`);
+- counts the products, by a wrapper around the operator;
 - reports progress after every step, and lets ctrl-C through between two of them;
-- writes the tensors and the state of every generator to a checkpoint, and goes on from one, if it
-  is that of the same estimator with the same settings, on the same matrix, with generators that
-  began in the same state, and with the same plan.
+- writes the tensors and the state of every generator to a checkpoint, and resumes from one of the
+  same estimator with the same settings, matrix and plan, and generators that began in the same
+  state.
 
 ``docs/extending/estimator.md`` shows one in a file of its own.
 """
@@ -38,7 +38,7 @@ from curvescope.spectra.control import Control, Progress, Status, require_operat
 P = ParamSpec("P")
 R = TypeVar("R")
 State = Mapping[str, Tensor]
-"""What the steps have come to: named tensors."""
+"""The intermediate numbers of an estimate: named tensors."""
 _WORDS = {
     "task": "it is one of {there}",
     "matrix": "the matrix is another one",
@@ -66,41 +66,40 @@ class End:
 class Estimator(ABC, Generic[R]):
     """An estimate in steps; a subclass is constructed from an operator and settings.
 
-    The settings are what the numbers follow from, besides the matrix: random numbers come from
-    generators among them. Products are taken in steps alone.
+    The result must be a function of the matrix and the settings: random numbers come from
+    generators among them. Products are taken only in :meth:`step`.
 
-    ``state`` is all that changes from step to step, and goes back to what it is assigned. A
-    dictionary will do, in which a step puts new tensors at its end; an estimator that keeps its
-    numbers otherwise makes a property of it.
+    ``state`` holds everything that changes from step to step; assigning a saved state to it resumes
+    there. It may be a dictionary into which a step puts new tensors at its end, or a property.
     """
 
     task: ClassVar[str]
-    """What progress, errors and checkpoints call it."""
+    """The name in progress, errors and checkpoints."""
     forms: ClassVar[bool] = False
-    """Whether quadratic forms are taken rather than products."""
+    """Whether it uses quadratic forms instead of products."""
     free: ClassVar[tuple[str, ...]] = ()
-    """Settings that may be others when the steps go on: how many steps there are, say."""
+    """Settings that may change on resuming, such as the number of steps."""
 
     state: State
 
     @property
     @abstractmethod
     def done(self) -> int:
-        """How far it is, in a unit of its own."""
+        """The work done, in a unit that the estimator chooses."""
 
     @property
     @abstractmethod
     def total(self) -> int:
-        """How far it goes."""
+        """The total work, in the same unit."""
 
     @property
     def finished(self) -> bool:
-        """Whether there is no step left."""
+        """Whether no step is left."""
         return self.done >= self.total
 
     @property
     def has_result(self) -> bool:
-        """Whether a result can be made of what is there, where the steps were ended early."""
+        """Whether :meth:`result` works if the steps end now."""
         return True
 
     @abstractmethod
@@ -109,7 +108,7 @@ class Estimator(ABC, Generic[R]):
 
     @abstractmethod
     def result(self, end: End) -> R:
-        """What the steps have come to."""
+        """The result of the steps so far; ``end`` says how they ended."""
 
 
 def run(
@@ -128,7 +127,7 @@ def run(
         control: ``progress``, ``on_interrupt``, ``checkpoint``, ``every``: see
             :mod:`curvescope.spectra.control`.
         *args: Settings of the estimator.
-        **settings: Likewise.
+        **settings: More of them.
 
     Raises:
         CurvescopeError: If a keyword is unknown, or the checkpoint belongs to another estimate.
@@ -190,7 +189,7 @@ def _options(
 def _checkpoint(
     path: str, kind: Any, A: Counted, settings: Mapping[str, object], plan: str
 ) -> io.Checkpoint:
-    """The place of the state, with all that decides the numbers; generators as they are now."""
+    """The checkpoint at ``path``, with everything that the numbers depend on."""
     decides = {name: value for name, value in settings.items() if name not in kind.free}
     matrix = {"shape": A.shape, "dtype": str(A.dtype), "device": str(A.device)}
     return io.Checkpoint(
@@ -203,7 +202,7 @@ def _checkpoint(
 
 
 class _Course:
-    """The steps of an estimate, with what was last written of them or will be."""
+    """The steps of an estimate, and its checkpoint."""
 
     def __init__(
         self,
@@ -216,7 +215,7 @@ class _Course:
         self._generators = {
             name: value for name, value in settings.items() if isinstance(value, torch.Generator)
         }
-        if A.products > A.known:
+        if A.products > A.products_for_identity:
             rule = "takes products in its constructor, which are lost when its steps go on"
             raise CurvescopeError(steps.task, rule, remedy="take them in a step")
         saved = None if place is None else place.load()
@@ -227,13 +226,13 @@ class _Course:
 
     def _go_back(self, saved: io.Saved) -> None:
         done, products = saved.notes
-        steps, own = self._steps, self._steps.state
+        steps, current = self._steps, self._steps.state
         if done > steps.total:
             rule = f"the checkpoint has {done} steps, more than the {steps.total} asked for"
             raise CurvescopeError(steps.task, rule, remedy="ask for as many, or delete it")
         state = below("state", saved.tensors)
         steps.state = {
-            name: tensor.to(own[name].device) if name in own else tensor
+            name: tensor.to(current[name].device) if name in current else tensor
             for name, tensor in state.items()
         }
         for name, generator in self._generators.items():
@@ -241,7 +240,7 @@ class _Course:
         self._operator.products = products
 
     def step(self) -> None:
-        """One step; what it leaves is what is written from now on."""
+        """Take one step and record generators and products for the next :meth:`save`."""
         self._steps.step()
         self._note()
         if self._before is not None:
@@ -249,7 +248,7 @@ class _Course:
             self._before = None
 
     def _note(self) -> None:
-        """Generators and products after a whole step, as an interrupted one goes beyond them."""
+        """Record generators and products after a whole step; an interrupted one changes them."""
         self.products = self._operator.products
         if self._place is not None:
             self._drawn = {
@@ -258,14 +257,14 @@ class _Course:
             }
 
     def save(self) -> None:
-        """Write the state, if there is a place for it."""
+        """Write the checkpoint, if there is one."""
         if self._place is not None:
             tensors = {**nested("state", self._steps.state), **self._drawn}
             self._place.save(tensors, [self._steps.done, self.products])
 
 
 def _refuse_hidden(steps: Estimator[Any], before: Mapping[str, object]) -> None:
-    """Refuse what a step keeps elsewhere: it would be lost when the steps go on."""
+    """Refuse attributes that a step sets outside ``state``: they would be lost on resuming."""
     for name, value in vars(steps).items():
         if name != "state" and value is not before.get(name):
             rule = f"a step sets {name!r}, which is no part of its `state`"
@@ -273,7 +272,7 @@ def _refuse_hidden(steps: Estimator[Any], before: Mapping[str, object]) -> None:
 
 
 def nested(name: str, state: State) -> dict[str, Tensor]:
-    """The state of a part, as a part of a state.
+    """The state of a part with ``name.`` before its keys, for the state of the whole.
 
     >>> list(nested("outer", nested("inner", {"x": torch.ones(1)})))
     ['outer.inner.x']
@@ -282,21 +281,21 @@ def nested(name: str, state: State) -> dict[str, Tensor]:
 
 
 def below(name: str, state: State) -> dict[str, Tensor]:
-    """The state of a part out of that of the whole."""
+    """The inverse of :func:`nested`: the state of a part from that of the whole."""
     start = f"{name}."
     return {key[len(start) :]: t for key, t in state.items() if key.startswith(start)}
 
 
 class Counted(LinearOperator):
-    """The same matrix, which counts the columns that it multiplies, or takes forms with.
+    """The same matrix, with a count of the ``products`` taken: columns or quadratic forms.
 
-    ``known`` of them recognized the matrix.
+    ``products_for_identity`` of them were used to compute its identity.
     """
 
     def __init__(self, A: LinearOperator) -> None:
         super().__init__(A.shape, dtype=A.dtype, device=A.device, symmetric=A.symmetric, psd=A.psd)
         self._operator = A
-        self.products = self.known = 0
+        self.products = self.products_for_identity = 0
 
     def _matmat(self, X: Tensor) -> Tensor:
         Y = self._operator._matmat(X)
@@ -315,8 +314,8 @@ class Counted(LinearOperator):
 
     @property
     def identity(self) -> str:
-        """That of the matrix; the products that it takes count."""
-        self.known += self._operator.identity_products
+        """The identity of the matrix; products taken for it are counted."""
+        self.products_for_identity += self._operator.identity_products
         self.products += self._operator.identity_products
         return self._operator.identity
 
@@ -325,7 +324,7 @@ class Counted(LinearOperator):
 
 
 class _Pressed:
-    """Ctrl-C, counted; the second one raises at once."""
+    """A signal handler that counts ctrl-C and raises at the second."""
 
     once = twice = False
 
@@ -337,7 +336,7 @@ class _Pressed:
 
 @contextmanager
 def _held() -> Iterator[_Pressed]:
-    """Hold ctrl-C back in the block, in the main thread and where Python's own handler has it."""
+    """Delay ctrl-C to the end of the block, in the main thread with Python's default handler."""
     pressed = _Pressed()
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

@@ -56,7 +56,7 @@ def subspace_iteration(
 
 
 class Subspace(Estimator[EigenPairs]):
-    """``Q ← qr(A Q)``; there may be more iterations when it goes on."""
+    """``Q ← qr(A Q)``; ``iterations`` may be larger on resuming."""
 
     task = "subspace_iteration"
     free = ("iterations", "tol")

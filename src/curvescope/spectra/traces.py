@@ -1,8 +1,8 @@
 """Traces, Frobenius norms and diagonals from products with random vectors.
 
-Hutchinson's estimator (1990): ``tr A = E[ωᵀ A ω]`` for isotropic ``ω``; likewise
+Hutchinson's estimator (1990): ``tr A = E[ωᵀ A ω]`` for isotropic ``ω``, and
 ``‖A‖_F² = E ‖A ω‖²`` and ``diag A = E[ω ∘ A ω]``. Where a few large eigenvalues carry the variance
-it pays to find them first and to estimate only the rest: XTrace (Epperly, Tropp and Webber 2024)
+it pays to compute them first and to estimate only the rest: XTrace (Epperly, Tropp and Webber 2024)
 for the trace, the split of Hutch++ (Meyer et al. 2021) for the Frobenius norm. When the budget
 reaches the dimension, all three are computed exactly from the ``n`` unit vectors.
 """
@@ -142,7 +142,7 @@ class _Sampled(Estimator[R]):
         self._total = min(probes, A.shape[0])
 
     def _shape(self, A: LinearOperator) -> tuple[int, ...]:
-        """Of a sample."""
+        """The shape of a sample."""
         return ()
 
     @abstractmethod
@@ -190,11 +190,11 @@ class Trace(_Sampled[Estimate[float]]):
     task, forms = "trace", True
 
     def sample(self, X: Tensor) -> Tensor:
-        """Quadratic forms, which may cost less than products."""
+        """``ωᵀ A ω`` of each probe; quadratic forms may cost less than products."""
         return self.operator.quadratic(X.T)
 
     def result(self, end: End) -> Estimate[float]:
-        """The mean; for unit vectors their sum."""
+        """The mean over probes, or the sum over unit vectors."""
         mean = float(self.mean())
         if self.exact:
             return _exact(mean * self.done, self.done, end)
@@ -207,11 +207,11 @@ class Frobenius(_Sampled[Estimate[float]]):
     task = "frobenius"
 
     def sample(self, X: Tensor) -> Tensor:
-        """Squared norms."""
+        """``‖A ω‖²`` of each probe."""
         return multiply(self.operator, X).double().square().sum(1)
 
     def result(self, end: End) -> Estimate[float]:
-        """The root of the mean; for unit vectors of their sum."""
+        """The root of the mean over probes, or of the sum over unit vectors."""
         mean = float(self.mean())
         if self.exact:
             return _exact(math.sqrt(mean * self.done), self.done, end)
@@ -227,11 +227,11 @@ class Diagonal(_Sampled[Estimate[Tensor]]):
         return (A.shape[0],)
 
     def sample(self, X: Tensor) -> Tensor:
-        """Entry by entry."""
+        """``ω ∘ A ω`` of each probe."""
         return X * multiply(self.operator, X)
 
     def result(self, end: End) -> Estimate[Tensor]:
-        """The mean; for unit vectors the sum, without an error."""
+        """The mean over probes, or the exact sum over unit vectors."""
         dtype = self.operator.dtype
         mean, stderr = self.mean().to(dtype), self.samples.stderr.to(dtype)
         if self.exact:
@@ -254,7 +254,7 @@ class HutchPlusPlus(Staged[Estimate[float]]):
         super().__init__(A, block)
 
     def rows(self, stage: str) -> Tensor:
-        """Where the range is looked for, its basis, and signs outside of it."""
+        """Test vectors of the range, then its basis, then probes orthogonal to it."""
         if stage == "range":
             return self._start
         if stage == "inside":
@@ -270,24 +270,24 @@ class HutchPlusPlus(Staged[Estimate[float]]):
         return self._probes
 
     def result(self, end: End) -> Estimate[float]:
-        """Both parts; before the last stage the first one does not count either."""
-        samples, known = Samples((), self._operator.device), 0.0
+        """The sum of both parts, which is available from the last stage on."""
+        samples, exact = Samples((), self._operator.device), 0.0
         if "rest" in self.images:
-            known = float(self.images["inside"].double().square().sum())
+            exact = float(self.images["inside"].double().square().sum())
             if len(self.images["rest"]):
                 samples.add(self.images["rest"].double().square().sum(1))
         require_finite(f"frobenius({self._operator})", samples.mean)
-        return _root(samples, known, end)
+        return _root(samples, exact, end)
 
 
 def _exact(value: float, probes: int, end: End) -> Estimate[float]:
-    """A value from all unit vectors; an interrupted sum says nothing."""
+    """An exact value from all unit vectors; infinite error if interrupted."""
     return Estimate(value, 0.0 if end.complete else math.inf, end.products, probes, end.status)
 
 
-def _root(samples: Samples, known: float, end: End) -> Estimate[float]:
-    """The root of ``known`` and the mean of the samples of a square."""
-    norm = math.sqrt(known + float(samples.mean))
+def _root(samples: Samples, exact: float, end: End) -> Estimate[float]:
+    """``√(exact + mean)`` with the mean of the samples, and its standard error."""
+    norm = math.sqrt(exact + float(samples.mean))
     error = float(samples.stderr) / (2 * norm) if norm else 0.0
     return Estimate(norm, error, end.products, samples.count, end.status)
 

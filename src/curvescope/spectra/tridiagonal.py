@@ -103,7 +103,7 @@ def lanczos(
 
 
 class Lanczos(Recurrent[Tridiagonal]):
-    """One recurrence, whose steps may become more; the source is a generator or a vector."""
+    """One recurrence from a generator or a vector; ``steps`` may be larger on resuming."""
 
     task = "lanczos"
     free = ("steps",)
@@ -141,7 +141,7 @@ class Lanczos(Recurrent[Tridiagonal]):
 def _source(
     where: str, A: LinearOperator, generator: torch.Generator | None, start: Tensor | None
 ) -> torch.Generator | Tensor:
-    """Where start vectors come from, checked: they are given, or drawn."""
+    """The start vector or the generator to draw it from, whichever was passed; checked."""
     if start is None:
         return _checks.generator(where, generator)
     return _checks.columns(f"{where}: start", start, A.shape[0], A.dtype, A.device)
@@ -194,22 +194,22 @@ class BlockLanczos(Estimator[BlockTridiagonal]):
 
     @property
     def done(self) -> int:
-        """The vectors that were multiplied."""
+        """The number of vectors multiplied."""
         return self._krylov.size
 
     @property
     def total(self) -> int:
-        """As many as there are columns in all steps."""
+        """The number of columns in all steps."""
         return self._total
 
     @property
     def finished(self) -> bool:
-        """All of them, or an invariant subspace."""
+        """Whether all were multiplied, or the subspace is invariant."""
         return self.done >= self.total or not self._krylov.pending
 
     @property
     def state(self) -> State:
-        """That of the decomposition."""
+        """The state of the decomposition."""
         return self._krylov.state()
 
     @state.setter
@@ -217,11 +217,11 @@ class BlockLanczos(Estimator[BlockTridiagonal]):
         self._krylov.load(state)
 
     def step(self) -> None:
-        """A block of products."""
+        """One block of products."""
         self._krylov.extend(min(self._block, self.total - self.done))
 
     def result(self, end: End) -> BlockTridiagonal:
-        """The decomposition as it is."""
+        """The current decomposition."""
         krylov = self._krylov
         broken = end.complete and krylov.size < self.total
         m, used = krylov.size, krylov.used

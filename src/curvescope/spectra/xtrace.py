@@ -67,7 +67,7 @@ class XTrace(Staged[Estimate[float]]):
         return s + (self._Q.shape[1] if "Z" in self.images else s)
 
     def result(self, end: End) -> Estimate[float]:
-        """The mean of the ``t_i``; nothing is known before the last product."""
+        """The mean of the ``t_i``, available after the last product."""
         s, value, stderr = len(self._omega), 0.0, math.inf
         if end.complete:
             Y, Z = self.images["Y"].T, self.images["Z"].T
@@ -78,7 +78,7 @@ class XTrace(Staged[Estimate[float]]):
 
 @dataclass(frozen=True)
 class _Small:
-    """Everything in coordinates of ``Q``, in float64: no long vectors are left."""
+    """The small matrices of XTrace, in coordinates of ``Q`` and float64."""
 
     H: Tensor  # Qᵀ A Q, [r, r]
     W: Tensor  # Qᵀ Ω, [r, s]
@@ -100,7 +100,7 @@ class _Small:
         )
 
     def without(self, j: int) -> _Small:
-        """The same from all vectors but one."""
+        """These matrices without one test vector."""
         rest = [i for i in range(self.B.shape[1]) if i != j]
         basis = range_basis(self.B[:, rest])[0]
         return _Small(

@@ -25,7 +25,9 @@ from curvescope.operators.layer import LayerRoot
 from curvescope.spectra.control import Status
 from curvescope.spectra.eigensolver import EigenPairs, eigenpairs
 
-BLOCK = 2  # columns per product: they share one read of the stored rows; more need more products
+# Columns per product. Two share one read of the stored rows; larger blocks need more products in
+# all (``benchmarks/layers.py`` measures the search).
+BLOCK = 2
 MEMORY = 1 << 30  # bytes of memory for the stored products of one search
 # Three unit residuals whose smallest singular value exceeds this do not lie in one plane.
 STRAY = 0.4

@@ -44,7 +44,7 @@ from curvescope.structure.knockouts import HOW, ClassDual, dual_of_form, project
 from curvescope.structure.outlier_search import above_edge, bulk_edge, leading, span
 
 SHARES = ("global", "class", "cross", "diagonal", "within")
-_DENSE = 1024  # rows of a Gram matrix up to which it is decomposed instead of searched
+_DENSE = 1024  # rows of a Gram matrix up to which ``eigh`` is used instead of a search
 # The parts that are knocked out together, step by step.
 _CHAIN = (("global",), ("class",), ("class", "cross"), ("class", "cross", "diagonal"))
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from curvescope.errors import CurvescopeError
 from curvescope.structure.factors import KroneckerFactors
 
-NEAR = 0.05  # a peak within this share of m counts as one at m
+NEAR = 0.05  # |peak − m| / m up to which the verdict is "peak at m" (a convention)
 
 
 @dataclass(frozen=True)

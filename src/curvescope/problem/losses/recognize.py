@@ -19,7 +19,7 @@ from curvescope.problem.losses.robust import Huber, SmoothL1
 from curvescope.problem.losses.squared import MeanSquare
 
 FAMILIES: tuple[type[Loss], ...] = (CrossEntropy, BinaryLogistic, MeanSquare, Huber, SmoothL1)
-"""The losses that torch has as well."""
+"""The losses with a counterpart in torch."""
 
 BY_NAME: dict[str, Callable[[], Loss]] = {
     "cross_entropy": CrossEntropy,

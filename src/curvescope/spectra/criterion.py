@@ -1,4 +1,4 @@
-"""What a search for eigenpairs is after, and what it has of it."""
+"""Which eigenvalues a search is for, when a pair has converged, and its Ritz pairs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Which end of the spectrum, and what a residual is measured against."""
+class Criterion:
+    """The end of the spectrum that is searched, and the tolerance of residuals."""
 
     which: str
     tol: float
@@ -21,14 +21,14 @@ class Wanted:
         return torch.argsort(self.goodness(values), descending=True, stable=True)
 
     def tolerance(self, values: Tensor, norm: float, eps: float) -> Tensor:
-        """The largest residual with which each value passes."""
+        """The largest residual with which each Ritz pair counts as converged."""
         if self.relative == "norm":
             return torch.full_like(values, self.tol * norm)
         return self.tol * values.abs().clamp(min=eps ** (2 / 3) * norm)
 
     @property
     def sides(self) -> tuple[int, ...]:
-        """The wanted ends: 1 above, −1 below; an eigenvalue ``λ`` is as good as ``side · λ``."""
+        """The ends searched: 1 the upper, −1 the lower; larger ``side · λ`` is better."""
         return {"largest": (1,), "smallest": (-1,), "magnitude": (1, -1)}[self.which]
 
     def goodness(self, value: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ class Ritz:
     """The best Ritz pairs: ``vectors`` are coefficients in the basis, ``[m, k]``.
 
     ``residuals`` include the rounding and the cuts of the decomposition. ``failing`` marks those
-    above the tolerance that more products would lower, not those that are nearly all rounding.
+    above the tolerance that more products would lower, not those dominated by rounding.
     """
 
     values: Tensor
