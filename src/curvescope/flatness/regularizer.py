@@ -63,7 +63,7 @@ class Objective(NamedTuple):
 
     @property
     def total(self) -> Tensor:
-        """What to minimize."""
+        """``loss + penalty``, to be minimized."""
         return self.loss + self.penalty
 
 
@@ -83,7 +83,7 @@ class TraceRegularizer:
 
     The probes are a function of the generator's state when the regularizer is made and of the
     number of draws since, on all devices alike. :meth:`tensors` holds both, so that a training that
-    keeps it goes on with the same probes. Steps may be captured in a CUDA graph (``capturable``).
+    saves them resumes with the same probes. Steps may be captured in a CUDA graph (``capturable``).
 
     Whether the output for a sample depends on others (as with batch norm in train mode) is
     determined by a trial at the first call. Where it does, and for parameters outside linear and
@@ -116,7 +116,7 @@ class TraceRegularizer:
     """
 
     capturable = True
-    """Nothing is drawn or looked at on the host."""
+    """Whether a step can be captured in a CUDA graph: it draws and reads nothing on the host."""
 
     def __init__(
         self,
@@ -160,11 +160,11 @@ class TraceRegularizer:
         return self._both(model, lambda inputs: run(model, inputs), X, y)
 
     def tensors(self, device: torch.device) -> dict[str, Tensor]:
-        """What decides the next probes: the tensor itself, from now on on this device.
+        """The tensors that decide the next probes (not copies), from now on on this device.
 
         >>> g = torch.Generator().manual_seed(0)
         >>> regularizer = TraceRegularizer("ggn", weight=0.1, generator=g)
-        >>> regularizer.tensors(torch.device("cpu"))["probes"][1]  # so many words were drawn
+        >>> regularizer.tensors(torch.device("cpu"))["probes"][1]  # the number of words drawn
         tensor(0)
         """
         return {"probes": self._stream.state(device)}

@@ -1,4 +1,4 @@
-"""What is differentiated: a model, a loss, data and the parameters that count as variables."""
+"""The function that is differentiated: model, loss, data and the parameters that vary."""
 
 from curvescope.problem import losses
 from curvescope.problem.losses import Loss

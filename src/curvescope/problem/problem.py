@@ -121,7 +121,7 @@ class Problem:
             for target in self.data.targets:
                 self.loss.check_target(target)
         self._ran = False  # whether the model has run once
-        self._checked = False  # whether one full pass has looked at targets and outputs
+        self._checked = False  # whether one full pass has checked targets and outputs
         self._companions: dict[Any, Any] = {}  # by class; see companion
 
     def batches(self, *, copied: bool = False) -> Iterator[Batch]:

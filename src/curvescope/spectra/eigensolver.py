@@ -4,8 +4,8 @@ The search is a Krylov decomposition (:mod:`curvescope.spectra.krylov`) that gro
 products a step, stops at the first step at which all ``k`` residuals pass, and restarts thickly
 when the basis is full. Stopping early and restarting late saves products.
 
-What may have been overlooked, a repeated eigenvalue or one that the start vector has little of, is
-looked for afterwards, with a bound on the probability: see :mod:`curvescope.spectra.search`.
+A repeated eigenvalue, or one along which the start vector has a small component, may be overlooked;
+a test afterwards bounds the probability of that: see :mod:`curvescope.spectra.search`.
 """
 
 from __future__ import annotations

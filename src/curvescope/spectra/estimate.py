@@ -70,7 +70,7 @@ def quantile(level: float, probes: int) -> float:
 
 
 def student(tail: float, degrees: float) -> float:
-    """What Student's variable with ``degrees`` of freedom exceeds with a probability ``tail``.
+    """The value that Student's ``t`` with ``degrees`` of freedom exceeds with probability ``tail``.
 
     >>> round(student(0.025, 9), 3)
     2.262

@@ -12,7 +12,7 @@ any time, which is how a breakdown is survived and how repeated eigenvalues are 
 
 Vectors are stored as rows, ``basis: [capacity, n]``; the projected matrix is float64. A new
 direction loses first the components that the symmetry of ``A`` predicts (in Lanczos' case those of
-the three-term recurrence), then, by a blocked product, what is left of it in the basis. A second
+the three-term recurrence), then, by a blocked product, its other components in the basis. A second
 such pass follows only where the first one took away a good part (Daniel, Gragg, Kaufman and Stewart
 1976), which after the predicted components it rarely does: the passes read the whole basis and are
 what a step costs besides its product. Directions are given up where what remains is rounding,
@@ -148,7 +148,7 @@ class Krylov:
     def _append(
         self, rows: Tensor, noise: float | None, foretold: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Orthonormalize ``rows`` against all rows and write what is left of them behind these.
+        """Orthonormalize ``rows`` against the basis and append the rest to it.
 
         Returns the coefficients ``[used, b]`` in the old rows and ``[r, b]`` in the new ones, where
         ``r ≤ b`` is the rank above ``noise`` (None: rounding of a product).

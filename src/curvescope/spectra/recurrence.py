@@ -34,7 +34,7 @@ class Recurrence:
     ) -> None:
         (p, n), device = rows.shape, A.device
         # In exact arithmetic a recurrence ends after n steps; without re-orthogonalization it
-        # goes on and repeats itself (ghosts), so only the basis bounds the steps.
+        # continues and repeats itself (ghosts), so only the basis bounds the steps.
         self.steps = min(steps, n) if reorthogonalize else steps
         self.operator, self.outside, self.probes = A, outside, p
         rows = self._project(rows)

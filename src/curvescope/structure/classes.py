@@ -59,7 +59,7 @@ class ClassStructure:
 
     @property
     def classes(self) -> int:
-        """``C``, the number of classes that the model tells apart."""
+        """``C``, the number of classes."""
         return len(self.counts)
 
     @property
@@ -139,7 +139,7 @@ def class_structure(problem: Problem) -> ClassStructure:
 
     Samples are gathered by class; on the samples of one class, ``C`` weighted directions are pulled
     back. Every sample goes forward once and backward ``C`` times: about ``(1 + 2C)/3`` gradients
-    over the data, never ``C²`` (which it takes where samples cannot be told apart: batch norm with
+    over the data, never ``C²`` (which it takes where samples cannot be separated: batch norm with
     batch statistics, a label at every position). Any model that autograd can differentiate will do.
 
     Memory: ``C² P`` numbers.

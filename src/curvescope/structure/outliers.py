@@ -1,6 +1,6 @@
 """Outliers counted and attributed: how many, and which part of ``G`` makes each (TR 1.6; CC-7).
 
-**What is an outlier.** The bulk is what is left of ``G`` when the span of all ``C²`` cross-class
+**What is an outlier.** The bulk is the spectrum of ``G`` after the span of all ``C²`` cross-class
 means is projected out; its edge is the largest eigenvalue of ``G ⫽ (class + cross + diagonal)``. An
 eigenvalue of ``G`` above that edge is an outlier. By interlacing there are at most ``C²`` of them.
 For a matrix without such parts :func:`widest_gap` offers a rule that looks at the values alone.

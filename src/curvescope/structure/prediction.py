@@ -69,7 +69,7 @@ def overlap_prediction(
 
     The peak is the first dimension whose expected overlap is not exceeded up to twice it: at ``m``
     where the theorem's condition holds; early where ``f`` stops growing (an output Hessian with few
-    large eigenvalues); delayed where it goes on growing beyond ``m`` (one with a heavy tail).
+    large eigenvalues); delayed where it still grows beyond ``m`` (one with a heavy tail).
 
     Args:
         first: the factors of a layer, without the bias.

@@ -3,8 +3,8 @@
 A generator gives a key, once; the signs are the bits of a hash of the key and a counter
 (SplitMix64, Steele, Lea and Flood 2014, whose output passes the usual tests). Both live on the
 device as one tensor. So the signs are the same on every device, nothing waits for a GPU, a step
-that draws them can be captured in a CUDA graph, which replays the counting too, and whoever keeps
-the tensor can go on from there. (A ``torch.Generator`` would be quicker on one thread: 16 µs for
+that draws them can be captured in a CUDA graph, which replays the counting too, and a saved
+tensor resumes the sequence. (A ``torch.Generator`` would be quicker on one thread: 16 µs for
 128 × 10 signs, here 107, which is 1.5 % of a penalized step of F-200². But it draws other signs on
 each device, and must be saved, restored and registered with the graph separately.)
 """
@@ -33,7 +33,7 @@ class Signs:
         self._state = torch.tensor([key, 0])
 
     def state(self, device: torch.device) -> Tensor:
-        """Key and counter, ``[2]``: the tensor itself, from now on on this device."""
+        """Key and counter, ``[2]`` (not a copy), from now on on this device."""
         if self._state.device != device:
             self._state = self._state.to(device)
         return self._state

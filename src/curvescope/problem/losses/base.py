@@ -1,4 +1,4 @@
-"""What a loss is: its value, gradient and Hessian with respect to the model's output.
+"""The interface of losses: value, gradient and Hessian with respect to the model's output.
 
 A loss is a weighted average of *terms*. Each batch contributes the sum of its weighted terms and
 their total weight, and the mean over all data is the ratio of the two sums: cutting the data into
@@ -162,7 +162,7 @@ class Loss(ABC):
 
     modules: ClassVar[tuple[type[nn.Module], ...]] = ()
     functions: ClassVar[tuple[Callable[..., Tensor], ...]] = ()
-    """What it is called in torch; both with the settings of :meth:`from_torch`."""
+    """Its torch modules and functions, whose settings :meth:`from_torch` takes."""
 
     @classmethod
     def from_torch(cls, **settings: Any) -> Loss:

@@ -63,7 +63,7 @@ def _named(name: str) -> Loss:
 
 
 def _settings(family: type[Loss], loss: Any) -> dict[str, Any] | None:
-    """What a module, a function or a function with settings of this family is set to."""
+    """The settings of a torch module, function or ``partial`` of this family."""
     for module in family.modules:
         # A subclass with a forward of its own is another loss.
         if isinstance(loss, module) and type(loss).forward is module.forward:
