@@ -47,6 +47,7 @@ def full_output_hessian(
     Raises:
         CurvescopeError: for a layer that is not linear or is applied at several positions.
 
+    >>> from torch import nn
     >>> model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)).double()
     >>> with torch.no_grad():
     ...     _ = model[1].weight.fill_(3.0)
@@ -132,6 +133,7 @@ def full_hessian_approximation(
         k: how many pairs, at most the number of outputs of all layers.
         layers: names (None: all linear and convolution layers, which must then be linear).
 
+    >>> from torch import nn
     >>> model = nn.Linear(1, 2, bias=False).double()
     >>> with torch.no_grad():
     ...     _ = model.weight.zero_()
