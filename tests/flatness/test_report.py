@@ -15,7 +15,7 @@ from curvescope.flatness.report import SharpnessReport, sharpness, sharpness_by_
 from tests.cases import BY_NAME, build
 from tests.tolerances import STANDARD_ERRORS
 
-EXACT = 1e-8  # relative, issue 7
+EXACT = 1e-8  # relative
 
 
 def generator(seed: int = 0) -> torch.Generator:

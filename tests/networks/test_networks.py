@@ -27,7 +27,7 @@ def layers(model: nn.Module) -> list[str]:
     ("name", "inputs", "classes", "count"),
     [
         ("logistic", MNIST, 10, 7_850),  # FF §4
-        ("F-100", MNIST, 10, 79_510),  # FF prints 9960: spec K.10
+        ("F-100", MNIST, 10, 79_510),  # FF prints 9,960, which is 784-10-100-10
         ("F-200^2", MNIST, 10, 199_210),  # DH table 3
         ("F-200^2-BN", MNIST, 10, 199_210),  # no learnable parameters in the batch norms
         ("F-600^2-100", MNIST, 10, 785 * 600 + 601 * 600 + 601 * 100 + 101 * 10),

@@ -1,4 +1,8 @@
-"""PAC-Bayes certificates in curvature bases (DH §6, App. G)."""
+"""PAC-Bayes certificates in curvature bases (DH §6, App. G).
+
+References:
+    DH: Wu, Zhu, Wu, Wang and Ge (2020), *Dissecting Hessian*.
+"""
 
 from curvescope.certificates.bound import Confidence, PriorGrid
 from curvescope.certificates.certificate import Certificate

@@ -3,6 +3,9 @@
 For a layer's matrix ``W: [m, n]`` a pair ``(U, V)`` of orthogonal matrices gives the coordinates
 ``Uᵀ W V`` (DH eq. 64); in the eigenbasis of ``E[M] ⊗ E[xxᵀ]`` each coordinate belongs to one
 eigenvector ``u_i v_jᵀ`` of the approximate layer Hessian, with the eigenvalue ``μ_i ν_j``.
+
+References:
+    DH: Wu, Zhu, Wu, Wang and Ge (2020), *Dissecting Hessian*.
 """
 
 from __future__ import annotations

@@ -5,6 +5,9 @@ takes the bias into the Kronecker product); a convolution's kernel is flattened 
 ``weight.flatten(1)``. A weight that is stored with a row for each input is that matrix, and its
 bias stands alone. Everything else (the scale of a batch norm, grouped convolutions, tied weights)
 is a row of its own, for which the standard basis is kept.
+
+References:
+    DH: Wu, Zhu, Wu, Wang and Ge (2020), *Dissecting Hessian*.
 """
 
 from __future__ import annotations

@@ -7,6 +7,9 @@ With probability 1 − δ over the sample, for all posteriors Q and all prior va
 and with probability 1 − δ' over the draws ``ê(Q)`` is at most the Monte-Carlo bound. Both hold
 together with probability 1 − δ − δ'. All functions are pure, take and return floats, and round
 upwards.
+
+References:
+    DH: Wu, Zhu, Wu, Wang and Ge (2020), *Dissecting Hessian*.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""``certify``: from a trained network, its initial weights and its data to a certificate."""
+"""``certify``: from a trained network, its initial weights and its data to a certificate.
+
+References:
+    DH: Wu, Zhu, Wu, Wang and Ge (2020), *Dissecting Hessian*.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The curvature bases of a network at a posterior mean: what DH calls HESSIANCALC."""
+"""The curvature bases of a network at a posterior mean: what DH calls HESSIANCALC.
+
+References:
+    DH: Wu, Zhu, Wu, Wang and Ge (2020), *Dissecting Hessian*.
+"""
 
 from __future__ import annotations
 

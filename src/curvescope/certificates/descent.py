@@ -13,6 +13,9 @@ between epochs, like the prior variances: each layer's λ goes slowly to its opt
 ``(Σ s + ‖m − m₀‖²)/P``. Slowly, because a network of ReLUs does not see the scale of a layer: with
 λ always at its optimum nothing would hold that scale, and the noise of the steps, which can only
 lengthen a vector on average, would blow it up until the prior mean is worth nothing.
+
+References:
+    DH: Wu, Zhu, Wu, Wang and Ge (2020), *Dissecting Hessian*.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ A bound that was computed with rounding to nearest may be too small by an ulp, a
 bound. Every function here that feeds a certificate returns a float that is at least the exact
 value, by a margin that covers the rounding of each operation and an error of 4 ulps in ``log`` and
 ``log1p``.
+
+References:
+    DH: Wu, Zhu, Wu, Wang and Ge (2020), *Dissecting Hessian*.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Errors, margins, and the differentiable stand-ins for the error."""
+"""Errors, margins, and the differentiable stand-ins for the error.
+
+References:
+    DH: Wu, Zhu, Wu, Wang and Ge (2020), *Dissecting Hessian*.
+"""
 
 from __future__ import annotations
 

@@ -18,6 +18,9 @@ a softmax; each layer has its own prior variance, at its closed-form optimum in 
 variances start at ``1/(1/λ + β h)`` from the curvature h; and means and deviations follow the
 natural gradient in the coordinates of the eigenbasis, in which the posterior's own variances are
 the preconditioner, so that flat directions are not shaken by the noise of sharp ones.
+
+References:
+    DH: Wu, Zhu, Wu, Wang and Ge (2020), *Dissecting Hessian*.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Optimizing a posterior: the loop around :class:`~curvescope.certificates.descent.Descent`."""
+"""Optimizing a posterior: the loop around :class:`~curvescope.certificates.descent.Descent`.
+
+References:
+    DH: Wu, Zhu, Wu, Wang and Ge (2020), *Dissecting Hessian*.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The posterior: a Gaussian whose covariance is diagonal in one basis for each layer."""
+"""The posterior: a Gaussian whose covariance is diagonal in one basis for each layer.
+
+References:
+    DH: Wu, Zhu, Wu, Wang and Ge (2020), *Dissecting Hessian*.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Where a posterior is wide: its variances in the order of the curvature (DH fig. 7 and 30)."""
+"""Where a posterior is wide: its variances in the order of the curvature (DH fig. 7 and 30).
+
+References:
+    DH: Wu, Zhu, Wu, Wang and Ge (2020), *Dissecting Hessian*.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""``curvescope data``: list, verify and fetch data sets."""
+"""``curvescope data``: list, verify and fetch data sets.
+
+References:
+    TR: Papyan (2020), *Traces of Class/Cross-Class Structure Pervade Deep Learning Spectra*.
+"""
 
 from __future__ import annotations
 

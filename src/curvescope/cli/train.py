@@ -1,4 +1,8 @@
-"""``curvescope train``: a network by its name, data by its name, and a folder with the outcome."""
+"""``curvescope train``: a network by its name, data by its name, and a folder with the outcome.
+
+References:
+    PP: *A Practical PAC-Bayes Generalisation Bound for Deep Learning* (2020).
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,9 @@
 
 Everything random follows from one seed. Labels, sub-samples and the noise of synthetic sets each
 have a separate stream for each split, so that drawing from one never changes another.
+
+References:
+    DH: Wu, Zhu, Wu, Wang and Ge (2020), *Dissecting Hessian*.
 """
 
 from __future__ import annotations

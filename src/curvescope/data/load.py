@@ -1,4 +1,8 @@
-"""``dataset``: a data set by its name, as tensors."""
+"""``dataset``: a data set by its name, as tensors.
+
+References:
+    TR: Papyan (2020), *Traces of Class/Cross-Class Structure Pervade Deep Learning Spectra*.
+"""
 
 from __future__ import annotations
 

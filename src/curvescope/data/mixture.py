@@ -1,4 +1,8 @@
-"""Gaussian mixtures: the canonical classification model of TR §8.2."""
+"""Gaussian mixtures: the canonical classification model of TR §8.2.
+
+References:
+    TR: Papyan (2020), *Traces of Class/Cross-Class Structure Pervade Deep Learning Spectra*.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,9 @@ The closed form itself is in :mod:`curvescope.engine.layer_factors`. It is exact
 ``Jᵀ B J`` with ``B`` positive semi-definite. The Hessian's block is such a matrix when the network
 behind the layer is piecewise linear (DH eq. 23): its residual part ``E`` then has nothing to
 propagate. That is read off the recorded operations, not the names of modules.
+
+References:
+    DH: Wu, Zhu, Wu, Wang and Ge (2020), *Dissecting Hessian*.
 """
 
 from __future__ import annotations

@@ -8,6 +8,9 @@ From errors ``e`` and inputs ``x`` a product takes two matrix products,
 
 Where a layer has more positions than directions, as convolutions have, the vectors ``g_bk``
 themselves are fewer numbers and less work, and are kept instead.
+
+References:
+    DH: Wu, Zhu, Wu, Wang and Ge (2020), *Dissecting Hessian*.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Training by names: a network, a data set and a recipe into a folder."""
+"""Training by names: a network, a data set and a recipe into a folder.
+
+References:
+    PP: *A Practical PAC-Bayes Generalisation Bound for Deep Learning* (2020).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The pictures of an analysis, from the results of its stages: on the page, in files, by plot."""
+"""The pictures of an analysis, from the results of its stages: on the page, in files, by plot.
+
+References:
+    DH: Wu, Zhu, Wu, Wang and Ge (2020), *Dissecting Hessian*.
+    TR: Papyan (2020), *Traces of Class/Cross-Class Structure Pervade Deep Learning Spectra*.
+"""
 
 from __future__ import annotations
 

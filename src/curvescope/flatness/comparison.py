@@ -1,4 +1,9 @@
-"""Several reports side by side: does sharpness go with generalization, as FF ask?"""
+"""Several reports side by side: does sharpness go with generalization, as FF ask?
+
+References:
+    FF: Granziol (2020), *Flatness is a False Friend*.
+    PP: *A Practical PAC-Bayes Generalisation Bound for Deep Learning* (2020).
+"""
 
 from __future__ import annotations
 

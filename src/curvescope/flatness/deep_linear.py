@@ -9,6 +9,9 @@ weights, and ``C_ij = ∂²p/∂w_i∂w_j``, the product of all but two (zero on
 with ``|X|`` for ``X²``, as the Hessian; it is the Gauss–Newton part. The trace is that of both,
 since ``C`` has no diagonal, but ``H`` has full rank in general and another λ_max. What FF conclude
 holds for both: each is a polynomial in the weights times the loss, so that both vanish with it.
+
+References:
+    FF: Granziol (2020), *Flatness is a False Friend*.
 """
 
 from __future__ import annotations

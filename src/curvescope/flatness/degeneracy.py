@@ -1,4 +1,8 @@
-"""The share of eigenvalues at zero along training, beside the rank bound of FF (SH-6)."""
+"""The share of eigenvalues at zero along training, beside the rank bound of FF.
+
+References:
+    FF: Granziol (2020), *Flatness is a False Friend*.
+"""
 
 from __future__ import annotations
 

@@ -7,6 +7,10 @@ and ``P = I − Q Qᵀ``,
 
 for any isotropic ``ω``: unbiased whatever ``Q`` is, and with little variance when ``Q`` holds the
 outliers. One block of products gives both.
+
+References:
+    FF: Granziol (2020), *Flatness is a False Friend*.
+    PP: *A Practical PAC-Bayes Generalisation Bound for Deep Learning* (2020).
 """
 
 from __future__ import annotations
@@ -35,7 +39,7 @@ class CurvatureMeasures:
     """Measures of a symmetric ``n × n`` matrix with eigenvalues ``λ_i``, each with its error.
 
     ``stderr`` of a sum is its standard error over the probes; ``bias`` of an eigenvalue is its
-    residual, within which an eigenvalue lies. Papers divide some sums by ``n`` (spec K.9): sums and
+    residual, within which an eigenvalue lies. Papers divide some sums by ``n``: sums and
     means are both here.
     """
 

@@ -1,4 +1,4 @@
-"""PP's generalization metric with every one of its terms (PP §4, eq. 6 to 9; SH-2).
+"""PP's generalization metric with every one of its terms (PP §4, eq. 6 to 9).
 
 The posterior is ``q = N(w, H⁻¹)``, the prior ``p = N(0, σ² I)``. PP write
 
@@ -11,8 +11,11 @@ up to constants, and compare solutions of one network by
 
 The divergence of these two Gaussians has ``tr H⁻¹`` where eq. 6 has ``tr H``, so that eq. 6 is no
 divergence and eq. 7 no bound of one; ``gaussian_kl`` is the divergence itself. ``log |H|`` and
-``H⁻¹`` are those of ``G + δ I`` (spec K.12), as a Hessian is singular. The scale of PP's column "a"
-is not recoverable (spec K.11): compare orderings.
+``H⁻¹`` are those of ``G + δ I``, as a Hessian is singular. The scale of PP's column "a"
+is not recoverable: compare orderings.
+
+References:
+    PP: *A Practical PAC-Bayes Generalisation Bound for Deep Learning* (2020).
 """
 
 from __future__ import annotations

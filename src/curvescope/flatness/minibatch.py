@@ -1,4 +1,8 @@
-"""PP's metric from one mini-batch, for less than the price of one training step (PP §4.2)."""
+"""PP's metric from one mini-batch, for less than the price of one training step (PP §4.2).
+
+References:
+    PP: *A Practical PAC-Bayes Generalisation Bound for Deep Learning* (2020).
+"""
 
 from __future__ import annotations
 

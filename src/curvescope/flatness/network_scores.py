@@ -1,4 +1,8 @@
-"""Loss and error of a model on a split, and the norms of its weights."""
+"""Loss and error of a model on a split, and the norms of its weights.
+
+References:
+    PP: *A Practical PAC-Bayes Generalisation Bound for Deep Learning* (2020).
+"""
 
 from __future__ import annotations
 

@@ -24,6 +24,9 @@ the output is piecewise affine in each parameter tensor, the diagonal blocks of 
 wherever the derivative exists: the same estimate serves both. Whether it is so is read off a
 recorded pass (:mod:`curvescope.flatness.trace_gradient.affine`), once for a model and the functions
 that it runs. For any other model ``vᵀ H v`` is differentiated as in the paper.
+
+References:
+    PP: *A Practical PAC-Bayes Generalisation Bound for Deep Learning* (2020).
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""The sharpness report: all measures of FF and PP at the end of training (SH-1)."""
+"""The sharpness report: all measures of FF and PP at the end of training.
+
+References:
+    FF: Granziol (2020), *Flatness is a False Friend*.
+    PP: *A Practical PAC-Bayes Generalisation Bound for Deep Learning* (2020).
+"""
 
 from __future__ import annotations
 
@@ -35,7 +40,7 @@ class SharpnessReport:
     """Sharpness and generalization of one model, every number with its error.
 
     ``log_determinant`` is ``log det(G + damping · I)`` of the Gauss–Newton matrix: a Hessian is
-    singular, often indefinite, and has none (spec K.12). ``method`` is ``"exact"`` (all
+    singular, often indefinite, and has none. ``method`` is ``"exact"`` (all
     eigenvalues) or ``"estimate"``. All numbers are those of the problem's ``mode``; weight decay is
     in none of them. ``test`` and the gaps are None where no test data was given.
     """

@@ -9,6 +9,10 @@ layer, ``α`` on the second weight and 1 elsewhere. Then ``L'(w') = L(D w')``, a
 
 so that the diagonal block of a parameter, and its λ_max, is multiplied by ``α⁻²`` in the first
 layer and by ``α²`` in the second.
+
+References:
+    FF: Granziol (2020), *Flatness is a False Friend*.
+    PP: *A Practical PAC-Bayes Generalisation Bound for Deep Learning* (2020).
 """
 
 from __future__ import annotations

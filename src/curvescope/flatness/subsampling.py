@@ -6,6 +6,9 @@ replacement. Then ``E tr A_B = tr A`` (PP eq. 11) and
     E tr A_B² = tr A² + (1/B) · (N − B)/(N − 1) · ν,      ν = (1/N) Σ_n ‖A_n − A‖_F²,
 
 which is PP eq. 12 with its noise term ``P σ²`` written out: it falls like ``1/B``.
+
+References:
+    PP: *A Practical PAC-Bayes Generalisation Bound for Deep Learning* (2020).
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 At every output position the input is the patch below it, unfolded in the order of
 ``weight.flatten(1)``.
+
+References:
+    DH: Wu, Zhu, Wu, Wang and Ge (2020), *Dissecting Hessian*.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 DH calls its scheme both "the default of PyTorch" and "Xavier, zero bias"; the two differ, so the
 choice is explicit here.
+
+References:
+    DH: Wu, Zhu, Wu, Wang and Ge (2020), *Dissecting Hessian*.
 """
 
 from __future__ import annotations

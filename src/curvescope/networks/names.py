@@ -1,4 +1,11 @@
-"""From the name of a network to the network."""
+"""From the name of a network to the network.
+
+References:
+    DH: Wu, Zhu, Wu, Wang and Ge (2020), *Dissecting Hessian*.
+    TR: Papyan (2020), *Traces of Class/Cross-Class Structure Pervade Deep Learning Spectra*.
+    FF: Granziol (2020), *Flatness is a False Friend*.
+    PP: *A Practical PAC-Bayes Generalisation Bound for Deep Learning* (2020).
+"""
 
 from __future__ import annotations
 

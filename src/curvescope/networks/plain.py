@@ -4,6 +4,12 @@ Two kinds of batch norm occur. DH's ``X-BN`` (D.2, table 5) puts one *after* eve
 layer, *without* learnable scale and shift; that is what ``-BN`` means for fully connected networks
 and LeNet5. The VGG of FF and TR is the usual one: *between* a layer and its ReLU, with scale and
 shift.
+
+References:
+    DH: Wu, Zhu, Wu, Wang and Ge (2020), *Dissecting Hessian*.
+    TR: Papyan (2020), *Traces of Class/Cross-Class Structure Pervade Deep Learning Spectra*.
+    FF: Granziol (2020), *Flatness is a False Friend*.
+    PP: *A Practical PAC-Bayes Generalisation Bound for Deep Learning* (2020).
 """
 
 from __future__ import annotations

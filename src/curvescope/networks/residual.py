@@ -2,6 +2,11 @@
 
 Layers are named in the order in which the data meets them: ``conv1 …`` on the main road,
 ``sc-conv1 …`` on the shortcuts, ``fc1`` at the end.
+
+References:
+    DH: Wu, Zhu, Wu, Wang and Ge (2020), *Dissecting Hessian*.
+    FF: Granziol (2020), *Flatness is a False Friend*.
+    PP: *A Practical PAC-Bayes Generalisation Bound for Deep Learning* (2020).
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""New operators from old ones: sums, multiples, products, projections, deflation, knockouts."""
+"""New operators from old ones: sums, multiples, products, projections, deflation, knockouts.
+
+References:
+    TR: Papyan (2020), *Traces of Class/Cross-Class Structure Pervade Deep Learning Spectra*.
+"""
 
 from __future__ import annotations
 

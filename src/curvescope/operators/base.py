@@ -80,7 +80,7 @@ class LinearOperator(ABC):
         raise CurvescopeError(f"{type(self).__name__}.block({name!r})", rule)
 
     def dual(self) -> Dual | None:
-        """The Gram form of this operator, or None where it has none (OP-8)."""
+        """The Gram form of this operator, or None where it has none."""
         from curvescope.operators.gram import dual_of
 
         return dual_of(self)

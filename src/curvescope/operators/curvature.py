@@ -3,6 +3,9 @@
 With ``z = f(x; w)`` and its Jacobian ``J``, the Hessian of the loss is ``H = E + Jᵀ ∂²ℓ J`` where
 ``E = Σ_c (∂ℓ/∂z_c) ∂²z_c/∂w²`` (TR 5.2). Sums and multiples of such matrices over one problem are
 such matrices again, and cost one sweep over the data.
+
+References:
+    TR: Papyan (2020), *Traces of Class/Cross-Class Structure Pervade Deep Learning Spectra*.
 """
 
 from __future__ import annotations

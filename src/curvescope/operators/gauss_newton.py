@@ -2,6 +2,9 @@
 
 All of them take ``keep``, ``columns`` and ``cuda_graph``, which say how products are made, see
 :class:`curvescope.operators.curvature.Curvature`.
+
+References:
+    TR: Papyan (2020), *Traces of Class/Cross-Class Structure Pervade Deep Learning Spectra*.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The Gram (dual) form of a Gauss–Newton matrix: ``G = Rᵀ R`` has the spectrum of ``K = R Rᵀ``.
 
 With a root of the output Hessian, ``∂²ℓ/∂z² = Σ_k q_k q_kᵀ``, the rows of ``R`` are
-``J_iᵀ q_k / √N`` (OP-8). For cross-entropy ``q_c' = √p_c' (p − e_c')`` gives the ``N·C`` rows
+``J_iᵀ q_k / √N``. For cross-entropy ``q_c' = √p_c' (p − e_c')`` gives the ``N·C`` rows
 ``√w_{icc'} g_{icc'}`` (TR 6.2), of which ``N·(C−1)`` suffice. ``K`` has one row for each sample and
 direction, at any number of parameters, and is a sum over layers,
 
@@ -9,6 +9,9 @@ direction, at any number of parameters, and is a sum over layers,
 
 Linear and convolution layers contribute through their inputs and back-propagated errors
 (:mod:`curvescope.operators.rows`), every other parameter through its rows, a backward pass each.
+
+References:
+    TR: Papyan (2020), *Traces of Class/Cross-Class Structure Pervade Deep Learning Spectra*.
 """
 
 from __future__ import annotations
@@ -100,7 +103,7 @@ class GramFootprint:
 
 
 class GramForm:
-    """The dual of ``factor · (1/N) Σ_i J_iᵀ (Σ_k q_k q_kᵀ) J_i`` over some parameters (OP-8).
+    """The dual of ``factor · (1/N) Σ_i J_iᵀ (Σ_k q_k q_kᵀ) J_i`` over some parameters.
 
     Rows are in the order of the data: sample, direction. Nothing is computed before it is asked
     for. ``N`` is the weight of all terms of the loss.

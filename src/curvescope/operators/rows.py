@@ -13,6 +13,9 @@ first layers of a convolutional network, whose weights are small) are written ou
 Products are made in float64 whatever the dtype of the rows. A row that is known to a relative error
 ``ε`` then gives eigenvalues with an absolute error of ``ε² λ_max``; float32 products would leave
 ``ε λ_max``, which is where the bulk of a trained network lies.
+
+References:
+    TR: Papyan (2020), *Traces of Class/Cross-Class Structure Pervade Deep Learning Spectra*.
 """
 
 from __future__ import annotations

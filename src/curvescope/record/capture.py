@@ -4,6 +4,9 @@ For a layer ``y[t] = W x[t] + b`` inside a network with output ``z``, the deriva
 ``⟨u, z⟩`` by ``W`` is ``Σ_t e[t] x[t]ᵀ`` where ``e = ∂⟨u, z⟩/∂y`` (DH eq. 5; for convolutions A.2).
 One forward pass gives ``x``, one backward pass for each ``u`` gives ``e`` for all layers and all
 samples, and no derivative by a parameter is taken at all.
+
+References:
+    DH: Wu, Zhu, Wu, Wang and Ge (2020), *Dissecting Hessian*.
 """
 
 from __future__ import annotations

@@ -5,6 +5,9 @@ each would-be class ``c'``. Weighted by ``p_c'`` their second moment is the outp
 ``Σ_c' p_c' (p − e_c')(p − e_c')ᵀ = diag(p) − p pᵀ``, so that their pull-backs ``g_{icc'}`` with the
 weights ``w_{icc'} = p_{icc'} / N`` make up the Gauss–Newton matrix (TR 6.2), balanced or not. With
 one logistic output the two classes have ``p − c'`` and the same identity.
+
+References:
+    TR: Papyan (2020), *Traces of Class/Cross-Class Structure Pervade Deep Learning Spectra*.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ In evaluation mode a batch norm is ``y = γ x̂ + β`` with ``x̂ = (x − μ)/�
 (TR D.3 sets it so). The derivative of a direction ``⟨u, z⟩`` of one sample is therefore
 ``Σ_t e[t] x̂[t]`` by ``γ`` and ``Σ_t e[t]`` by ``β``, with ``e = ∂⟨u, z⟩/∂y``: one backward pass for
 each direction serves all samples, where rows by autograd alone would take one for each sample too.
+
+References:
+    TR: Papyan (2020), *Traces of Class/Cross-Class Structure Pervade Deep Learning Spectra*.
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
 """Matrices in output space: what stands between ``J`` and ``Jᵀ`` in a curvature matrix.
 
 Each is a block-diagonal matrix over the terms of the loss, applied to ``t: [k, *z.shape]``.
+
+References:
+    TR: Papyan (2020), *Traces of Class/Cross-Class Structure Pervade Deep Learning Spectra*.
 """
 
 from __future__ import annotations

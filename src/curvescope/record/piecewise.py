@@ -4,6 +4,9 @@
 is piecewise linear in them: behind ReLU, max-pooling, linear and convolution layers, batch norm in
 evaluation mode. Then the Hessian's block is ``Jᵀ B J`` (DH eq. 23); and where it is so for every
 layer, ``E`` has a zero diagonal, and ``H`` and ``G`` have the same diagonal and trace.
+
+References:
+    DH: Wu, Zhu, Wu, Wang and Ge (2020), *Dissecting Hessian*.
 """
 
 from __future__ import annotations

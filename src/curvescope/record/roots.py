@@ -2,6 +2,9 @@
 
 A Gauss–Newton matrix is ``Jᵀ B J = Σ_k (Jᵀ q_k)(Jᵀ q_k)ᵀ``, so that its rows ``N = Q G`` (DH A.1,
 eq. 28 and 35) are what comes back to a layer from the directions ``q_k``.
+
+References:
+    DH: Wu, Zhu, Wu, Wang and Ge (2020), *Dissecting Hessian*.
 """
 
 from __future__ import annotations

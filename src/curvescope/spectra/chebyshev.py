@@ -3,6 +3,9 @@
 TR App. C tried it beside Lanczos and found it "temperamental": it needs the range of the spectrum
 beforehand, and its resolution is that of the whole range, outliers included. It is the independent
 check of a density: no quadrature, no bumps.
+
+References:
+    TR: Papyan (2020), *Traces of Class/Cross-Class Structure Pervade Deep Learning Spectra*.
 """
 
 from __future__ import annotations
@@ -82,7 +85,7 @@ def kpm(
     margin: float = 0.05,
     **control: Unpack[Control],
 ) -> ChebyshevMoments:
-    """Chebyshev moments of the spectrum from Rademacher probes (SP-9).
+    """Chebyshev moments of the spectrum from Rademacher probes.
 
     The range comes from 32 Lanczos steps with a ``margin`` (TR alg. 4). ``T_{2j} = 2 T_j² − 1``
     and ``T_{2j+1} = 2 T_{j+1} T_j − T_1`` give two moments a product.

@@ -11,6 +11,9 @@ the outermost eigenvectors, the Ritz values ``θ_1 ≥ … ≥ θ_k`` of ``k`` s
 
 FF prints ``λ_m``, ``φ_1`` and ``ρ_1`` in the second line too; the theorem for ``−A`` is meant. The
 start vector is random, so that ``cos²φ`` is about ``1/n`` (FF App. B).
+
+References:
+    FF: Granziol (2020), *Flatness is a False Friend*.
 """
 
 from __future__ import annotations

@@ -5,6 +5,9 @@ scaled to ``[−1, 1]`` with a margin ``τ`` (alg. 4); at half the spacing of ``
 nodes a bump has fallen by the factor ``κ``. A grid value here is the *average* of the density in
 its cell, by the Gaussian's distribution function: the curve integrates to its mass on any grid,
 also where ``σ`` is below its spacing, and else is within ``O((h/σ)²)`` of the point value.
+
+References:
+    TR: Papyan (2020), *Traces of Class/Cross-Class Structure Pervade Deep Learning Spectra*.
 """
 
 from __future__ import annotations

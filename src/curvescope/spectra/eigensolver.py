@@ -69,7 +69,7 @@ def eigenpairs(
     max_products: int | None = None,
     **control: Unpack[Control],
 ) -> EigenPairs:
-    """``k`` extreme eigenpairs ``A v = θ v`` of a symmetric operator (SP-6).
+    """``k`` extreme eigenpairs ``A v = θ v`` of a symmetric operator.
 
     A pair passes when ``‖A v − θ v‖ ≤ tol · ‖A‖`` (``relative="norm"``; ``‖A‖`` is the largest Ritz
     value in magnitude, a lower bound) or ``≤ tol · max(|θ|, eps^⅔ ‖A‖)`` (``"value"``, the rule of

@@ -2,6 +2,9 @@
 
 The logarithm of a spectrum needs no other method: it is that of the eigenvalues. They must be
 accurate down to the smallest, for which Gram matrices are formed in float64.
+
+References:
+    TR: Papyan (2020), *Traces of Class/Cross-Class Structure Pervade Deep Learning Spectra*.
 """
 
 from __future__ import annotations
@@ -73,7 +76,7 @@ class ExactSpectrum:
 
 
 def exact_spectrum(A: LinearOperator, *, limit: int = 16384) -> ExactSpectrum:
-    """Every eigenvalue of a symmetric operator, from ``eigh`` in float64 (OP-8).
+    """Every eigenvalue of a symmetric operator, from ``eigh`` in float64.
 
     The smaller of two forms is taken, up to ``limit`` rows: the matrix itself, or the Gram form
     ``K = R Rᵀ`` that ``A.dual()`` offers for ``A = Rᵀ R``. The Gauss–Newton matrix of a network has

@@ -42,7 +42,7 @@ def logdet(
     reorthogonalize: bool = True,
     **control: Unpack[Control],
 ) -> Estimate[float]:
-    """``log det(A + damping · I)`` of a positive semi-definite ``A`` (SP-7, spec K.12).
+    """``log det(A + damping · I)`` of a positive semi-definite ``A``.
 
     ``stderr`` is the spread over the probes, ``bias`` half the bracket of the quadrature, ``value``
     its middle; where nothing keeps the spectrum from zero, ``bias`` is infinite and ``value`` the

@@ -5,6 +5,9 @@ Ritz values ``θ_m`` of ``M`` Lanczos steps and the squared first entries of the
 ``ω_m = y_m[1]²``, are the Gauss quadrature of ``v``'s own spectral measure, whose expectation is
 ``φ``: ``∫ f dφ ≈ (1/n_vec) Σ_l Σ_m ω_m^l f(θ_m^l)``, exactly in ``f`` of degree ``2M − 1`` for each
 probe. Everything else (density, distribution function, moments) is a view of these numbers.
+
+References:
+    TR: Papyan (2020), *Traces of Class/Cross-Class Structure Pervade Deep Learning Spectra*.
 """
 
 from __future__ import annotations
@@ -111,7 +114,7 @@ def spectral_measure(
     kind: str = "gaussian",
     **control: Unpack[Control],
 ) -> SpectralMeasure:
-    """The spectral measure of a symmetric operator from ``probes`` random vectors (SP-3).
+    """The spectral measure of a symmetric operator from ``probes`` random vectors.
 
     All probes advance together, ``probes`` columns a product. ``deflate=C`` first takes the ``C``
     largest eigenpairs out exactly (or those given) and samples the rest of the space: resolution

@@ -9,6 +9,9 @@ and their residuals ``r``
 
 The paper applies ``A − θ I`` to an eigenvector of the tridiagonal matrix; the residual of the Ritz
 vector, ``β_M₀ |y_m[M₀]|``, is meant and costs no product.
+
+References:
+    TR: Papyan (2020), *Traces of Class/Cross-Class Structure Pervade Deep Learning Spectra*.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The share of eigenvalues at zero: measured (FF App. D) and bounded (FF §3.2)."""
+"""The share of eigenvalues at zero: measured (FF App. D) and bounded (FF §3.2).
+
+References:
+    FF: Granziol (2020), *Flatness is a False Friend*.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Subspace iteration (TR alg. 5), with Rayleigh–Ritz values and residuals."""
+"""Subspace iteration (TR alg. 5), with Rayleigh–Ritz values and residuals.
+
+References:
+    TR: Papyan (2020), *Traces of Class/Cross-Class Structure Pervade Deep Learning Spectra*.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +35,9 @@ def subspace_iteration(
     tol: float = 1e-5,
     **control: Unpack[Control],
 ) -> EigenPairs:
-    """The ``k`` eigenpairs of largest magnitude by ``Q ← qr(A Q)``, ``iterations`` times (SP-5).
+    """The ``k`` eigenpairs of largest magnitude by ``Q ← qr(A Q)``, ``iterations`` times.
 
-    The paper's ``λ_c = ‖v_c‖`` loses the sign (spec K.8): here the last ``A Q`` gives the
+    The paper's ``λ_c = ‖v_c‖`` loses the sign: here the last ``A Q`` gives the
     Rayleigh–Ritz pairs of ``Qᵀ A Q`` with their true residuals, at no further product. The error
     falls by ``|λ_{k+1} / λ_c|`` an iteration, a Krylov method's much faster: :func:`eigenpairs` is
     the better tool, this is the reference. ``tol`` only decides ``converged``, relative to the

@@ -41,7 +41,7 @@ def trace(
     block: int = 32,
     **control: Unpack[Control],
 ) -> Estimate[float]:
-    """``tr A``, the sum of the eigenvalues; ``/ n`` gives their mean (SP-7).
+    """``tr A``, the sum of the eigenvalues; ``/ n`` gives their mean.
 
     ``method="hutchinson"``: the mean of ``ωᵀ A ω`` over Rademacher probes, of variance
     ``2 (‖A‖_F² − Σ a_ii²) / probes``. ``method="xtrace"`` spends the same products on leave-one-out
@@ -80,7 +80,7 @@ def frobenius(
     block: int = 32,
     **control: Unpack[Control],
 ) -> Estimate[float]:
-    """``‖A‖_F = √(Σ λ_i²)``; its square is ``tr A²`` (SP-7).
+    """``‖A‖_F = √(Σ λ_i²)``; its square is ``tr A²``.
 
     ``method="hutchinson"``: the mean of ``‖A ω‖²``. ``method="hutch++"``: a third of the products
     finds an orthonormal ``Q`` near the range, then ``‖A‖_F² = ‖A Q‖_F² + E ‖A (I − Q Qᵀ) ω‖²``,

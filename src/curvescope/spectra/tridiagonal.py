@@ -5,6 +5,9 @@
 (Lanczos 1950; TR alg. 1 "SlowLanczos" with and alg. 2 "FastLanczos" without re-orthogonalization).
 The recurrence stays on the device: a breakdown, ``β ≤ 16 · eps · ‖T‖``, zeroes the next vector
 there, after which everything is zero, and the host finds out at the end (on the CPU: at once).
+
+References:
+    TR: Papyan (2020), *Traces of Class/Cross-Class Structure Pervade Deep Learning Spectra*.
 """
 
 from __future__ import annotations
@@ -76,7 +79,7 @@ def lanczos(
     start: Tensor | None = None,
     **control: Unpack[Control],
 ) -> Tridiagonal:
-    """``steps`` Lanczos steps from a random Gaussian or a given ``start`` vector ``[n]`` (SP-1).
+    """``steps`` Lanczos steps from a random Gaussian or a given ``start`` vector ``[n]``.
 
     With ``reorthogonalize`` every vector is made orthogonal to all before it, twice, and the basis
     is part of the result: memory ``(steps + 1) · n``. Without, three vectors; then converged Ritz

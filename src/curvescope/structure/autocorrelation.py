@@ -1,4 +1,8 @@
-"""How close a layer's input auto-correlation is to rank one (KR-5; DH 4.3, E.1, tables 6–8)."""
+"""How close a layer's input auto-correlation is to rank one (DH 4.3, E.1, tables 6–8).
+
+References:
+    DH: Wu, Zhu, Wu, Wang and Ge (2020), *Dissecting Hessian*.
+"""
 
 from __future__ import annotations
 

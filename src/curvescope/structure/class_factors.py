@@ -1,4 +1,4 @@
-"""KFAC and CFAC of every layer beside the exact Gauss–Newton block (TR 7.10–7.12, CC-5).
+"""KFAC and CFAC of every layer beside the exact Gauss–Newton block (TR 7.10–7.12).
 
 The block of a layer's weight is ``G^l = Σ w_{icc'} (δ δᵀ) ⊗ (h hᵀ)`` with the layer's input ``h``,
 on the row-major weight ``[m, n]``. Two approximations treat errors and inputs as independent,
@@ -9,6 +9,9 @@ on the row-major weight ``[m, n]``. Two approximations treat errors and inputs a
 where ``H_c`` averages over the examples of class ``c`` and ``Δ_c`` is the layer's mean output
 Hessian over them (TR's weights include the ``1/N`` that stands before the sum here). CFAC is exact
 when the features do not vary within a class, KFAC when they do not vary at all.
+
+References:
+    TR: Papyan (2020), *Traces of Class/Cross-Class Structure Pervade Deep Learning Spectra*.
 """
 
 from __future__ import annotations
@@ -114,7 +117,7 @@ def layer_approximations(
     probes: int = 1,
     eps: float = 1e-5,
 ) -> dict[str, LayerApproximation]:
-    """KFAC and CFAC of every layer against the exact ``G^l``: spectra, errors, cosines (CC-5).
+    """KFAC and CFAC of every layer against the exact ``G^l``: spectra, errors, cosines.
 
     A spectrum is exact where the matrix or its Gram form has at most ``limit`` rows (KFAC's always
     is), else from Lanczos with ``steps · probes`` products.

@@ -1,4 +1,4 @@
-"""Class and cross-class structure of the Gauss–Newton matrix (TR sec. 6, CC-1, CC-2).
+"""Class and cross-class structure of the Gauss–Newton matrix (TR sec. 6).
 
 Every term ``i`` of class ``c`` has an extended gradient ``g_{icc'} = ∂ℓ(f(x_i), y_c')/∂θ`` for each
 would-be class ``c'`` and a weight ``w_{icc'} = p_{icc'} / N``; ``N`` counts all terms, so that with
@@ -16,6 +16,9 @@ the mean–variance decomposition, applied twice, is an identity for any weights
       + Σ_c w_{cc} g_{cc} g_{cc}ᵀ                                  diagonal part
 
 (TR prints ``g_c'`` in its per-class cross part; only ``g_c`` makes the sum come out.)
+
+References:
+    TR: Papyan (2020), *Traces of Class/Cross-Class Structure Pervade Deep Learning Spectra*.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Clustering of logit gradients by logit and by class, with pictures by t-SNE (KR-9; DH F.1)."""
+"""Clustering of logit gradients by logit and by class, with pictures by t-SNE (DH F.1).
+
+References:
+    DH: Wu, Zhu, Wu, Wang and Ge (2020), *Dissecting Hessian*.
+"""
 
 from __future__ import annotations
 

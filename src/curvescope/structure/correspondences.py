@@ -1,7 +1,10 @@
-"""Eigenvectors of a layer as matrices: low rank, and correspondence with the factors (KR-3, KR-4).
+"""Eigenvectors of a layer as matrices: low rank, and correspondence with the factors.
 
 An eigenvector ``h`` of a layer's Hessian has the shape of its weight. If the Hessian were
 ``E[M] ⊗ E[x xᵀ]``, every ``Mat(h)`` would be ``u vᵀ`` of one eigenvector of each factor.
+
+References:
+    DH: Wu, Zhu, Wu, Wang and Ge (2020), *Dissecting Hessian*.
 """
 
 from __future__ import annotations
@@ -58,7 +61,7 @@ class SingularStructure:
 def singular_structure(
     vectors: Tensor | HasEigenPairs, outputs: int, *, keep: int = 10
 ) -> SingularStructure:
-    """Singular values of ``Mat(h)`` for each column, and how close it is to rank one (KR-3).
+    """Singular values of ``Mat(h)`` for each column, and how close it is to rank one.
 
     >>> h = torch.outer(torch.tensor([0.6, 0.8]), torch.tensor([0.0, 1.0, 0.0])).reshape(-1, 1)
     >>> singular_structure(h, 2).ratio

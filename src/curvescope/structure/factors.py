@@ -1,9 +1,12 @@
-"""Kronecker factors of layer Hessians: output Hessian and input auto-correlation (OP-6, KR-1).
+"""Kronecker factors of layer Hessians: output Hessian and input auto-correlation.
 
 The layer Hessian is ``E[M ⊗ x xᵀ]`` (DH eq. 6), and the decoupling conjecture (eq. 7) says that its
 large eigenpairs are close to those of ``E[M] ⊗ E[x xᵀ]``. One pass over the data gives both factors
 of all layers, exactly: the expectation over labels is a sum over the root of the output Hessian,
 not a sample.
+
+References:
+    DH: Wu, Zhu, Wu, Wang and Ge (2020), *Dissecting Hessian*.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
-"""The full Hessian from the full output Hessian (KR-7; DH App. B, eq. 44–51).
+"""The full Hessian from the full output Hessian (DH App. B, eq. 44–51).
 
 The outputs of all layers side by side, ``z̃``, have the Hessian ``E[M_x] = E[Gᵀ A G]``. Each of its
 eigenvectors ``u``, cut into layers, gives a direction ``w = (u^(p) ⊗ E[x̃^(p)])_p`` in parameter
 space that is close to an eigenvector of the Hessian when the inputs are close to their mean.
+
+References:
+    DH: Wu, Zhu, Wu, Wang and Ge (2020), *Dissecting Hessian*.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Spectra with a part knocked out: which part causes which feature (TR sec. 3, 5, 6.1; CC-3).
+"""Spectra with a part knocked out: which part causes which feature (TR sec. 3, 5, 6.1).
 
 On the rows ``R`` with ``G = Rᵀ R``, one row ``√w_{icc'} g_{icc'}`` for each term and would-be
 class, the decomposition of :mod:`curvescope.structure.classes` is a resolution of the identity.
@@ -21,6 +21,9 @@ is then a matrix of the size of ``K = R Rᵀ``. With an orthonormal basis ``X`` 
 
 since the part's range is spanned by ``Rᵀ X`` and ``Q Qᵀ = Rᵀ X (Xᵀ K X)⁺ Xᵀ R``. Neither needs
 anything in parameter space, and a layer needs only its own ``K``.
+
+References:
+    TR: Papyan (2020), *Traces of Class/Cross-Class Structure Pervade Deep Learning Spectra*.
 """
 
 from __future__ import annotations

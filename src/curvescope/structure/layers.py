@@ -1,4 +1,4 @@
-"""Features, back-propagated errors and weights of every layer, with their class parts (CC-4).
+"""Features, back-propagated errors and weights of every layer, with their class parts.
 
 For a layer with input ``h`` (TR's ``h^{l−1}``) and back-propagated errors
 ``δ_{icc'} = ∂ℓ(z, y_c')/∂y`` at its output, TR sec. 7.4 and 7.7 decompose two second moments,
@@ -13,6 +13,9 @@ be if features did not vary within a class; knockouts by projection do not depen
 
 A layer that acts at ``T`` positions (a convolution, with unfolded inputs, or along a sequence) has
 its features averaged over positions and its errors summed, so that ``Δ ⊗ H`` is its KFAC matrix.
+
+References:
+    TR: Papyan (2020), *Traces of Class/Cross-Class Structure Pervade Deep Learning Spectra*.
 """
 
 from __future__ import annotations

@@ -6,6 +6,9 @@ each other, the Fisher information matrix of ``W ↦ softmax(W x)`` has a known 
 8.1) and a known spectrum (theorem 8.1): ``C`` outliers, a mini-bulk, a bulk and zeros.
 
 Matrices here are indexed as in the paper, by ``vec(W)`` with the columns of ``W: [C, D]`` stacked.
+
+References:
+    TR: Papyan (2020), *Traces of Class/Cross-Class Structure Pervade Deep Learning Spectra*.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Second moments of a layer's features and errors, with the means of all classes (TR 7.4, 7.7)."""
+"""Second moments of a layer's features and errors, with the means of all classes (TR 7.4, 7.7).
+
+References:
+    TR: Papyan (2020), *Traces of Class/Cross-Class Structure Pervade Deep Learning Spectra*.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outliers counted and attributed: how many, and which part of ``G`` makes each (TR 1.6; CC-7).
+"""Outliers counted and attributed: how many, and which part of ``G`` makes each (TR 1.6).
 
 **What is an outlier.** The bulk is the spectrum of ``G`` after the span of all ``C²`` cross-class
 means is projected out; its edge is the largest eigenvalue of ``G ⫽ (class + cross + diagonal)``. An
@@ -22,6 +22,9 @@ no eigenvalue and ``W = Xᵀ (K − μ)⁻¹ X``,
 
 the latter with ``X`` cut down to the ``r'`` directions on which ``K`` does not vanish: both are
 Schur complements of bordered matrices. One factorization of ``K − μ`` serves all eight knockouts.
+
+References:
+    TR: Papyan (2020), *Traces of Class/Cross-Class Structure Pervade Deep Learning Spectra*.
 """
 
 from __future__ import annotations
@@ -94,7 +97,7 @@ def attribute_outliers(
     limit: int = 16384,
     generator: torch.Generator | None = None,
 ) -> Attribution:
-    """Count the outliers of ``G`` and say which part makes each (CC-7).
+    """Count the outliers of ``G`` and say which part makes each.
 
     Exact through the Gram matrix in float64 while it has at most ``limit`` rows (``N·C``): its
     eigenvectors, the largest eigenvalue of one knockout and one factorization for the others. With

@@ -1,9 +1,12 @@
-"""The output Hessian ``E[M]`` of a layer at initialization (KR-6; DH 4.4, F.1, App. H).
+"""The output Hessian ``E[M]`` of a layer at initialization (DH 4.4, F.1, App. H).
 
 For a ReLU network at random initialization each gate is open half of the time, which leaves of
 ``M = Gᵀ A G`` on average ``4^{−(L−p)} Sᵀ A S`` with the product ``S`` of the later weights. ``A``
 has the all-one vector in its null space, so the top eigenspace has ``c − 1`` dimensions and is
 spanned by the differences of rows of ``S``.
+
+References:
+    DH: Wu, Zhu, Wu, Wang and Ge (2020), *Dissecting Hessian*.
 """
 
 from __future__ import annotations

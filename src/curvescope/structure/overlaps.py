@@ -1,4 +1,8 @@
-"""Overlap of top eigenspaces: of a Hessian and its approximation, of independent models (KR-2)."""
+"""Overlap of top eigenspaces: of a Hessian and its approximation, of independent models.
+
+References:
+    DH: Wu, Zhu, Wu, Wang and Ge (2020), *Dissecting Hessian*.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the eigenspace overlap of two models should peak, and why (KR-8; DH thm F.1, F.3).
+"""Where the eigenspace overlap of two models should peak, and why (DH thm F.1, F.3).
 
 Under the Kronecker approximation the top eigenvectors of a layer's Hessian are ``r_i ⊗ t_j``,
 ordered by ``τ_i γ_j`` (eigenpairs ``(τ, r)`` of ``E[M]`` and ``(γ, t)`` of ``E[x xᵀ]``). Output
@@ -10,6 +10,9 @@ eigenvectors built on ``t_1``, the expected overlap at dimension ``k`` is theref
 
 which is the theorem's line ``(k/m)(t_1·t_1)²`` as long as ``f(k) = k``: up to ``k = m`` when
 ``τ_m γ_1 > τ_1 γ_2``, else up to the last ``k`` with ``τ_k γ_1 > τ_1 γ_2``.
+
+References:
+    DH: Wu, Zhu, Wu, Wang and Ge (2020), *Dissecting Hessian*.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Traces of the Gauss–Newton matrix and its parts, class by class (TR fig. 6, CC-3)."""
+"""Traces of the Gauss–Newton matrix and its parts, class by class (TR fig. 6).
+
+References:
+    TR: Papyan (2020), *Traces of Class/Cross-Class Structure Pervade Deep Learning Spectra*.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,7 @@ class ClassTraces:
 
 
 def class_traces(structure: ClassStructure) -> ClassTraces:
-    """The exact trace that every class contributes to ``G`` and to each of its parts (CC-3).
+    """The exact trace that every class contributes to ``G`` and to each of its parts.
 
     Needs the norms ``‖g_{icc'}‖²`` of all extended gradients, which linear and convolution layers
     give from inputs and errors without forming a gradient. Cost: ``C`` backward passes over the

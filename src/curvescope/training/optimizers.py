@@ -9,6 +9,9 @@ alone, too.
 
 The learning rate is a number on the device, so that a step can be captured in a CUDA graph and
 never waits; the kernels on a GPU want it in single precision.
+
+References:
+    FF: Granziol (2020), *Flatness is a False Friend*.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""How a network is trained: a frozen description that is saved with the weights."""
+"""How a network is trained: a frozen description that is saved with the weights.
+
+References:
+    TR: Papyan (2020), *Traces of Class/Cross-Class Structure Pervade Deep Learning Spectra*.
+    FF: Granziol (2020), *Flatness is a False Friend*.
+"""
 
 from __future__ import annotations
 

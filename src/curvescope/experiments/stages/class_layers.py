@@ -1,4 +1,8 @@
-"""One layer's features and errors by class, and KFAC beside CFAC (TR sec. 7)."""
+"""One layer's features and errors by class, and KFAC beside CFAC (TR sec. 7).
+
+References:
+    TR: Papyan (2020), *Traces of Class/Cross-Class Structure Pervade Deep Learning Spectra*.
+"""
 
 from __future__ import annotations
 

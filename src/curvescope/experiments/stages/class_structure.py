@@ -1,4 +1,8 @@
-"""Class and cross-class structure: which part of G makes which outlier (TR sec. 5 and 6)."""
+"""Class and cross-class structure: which part of G makes which outlier (TR sec. 5 and 6).
+
+References:
+    TR: Papyan (2020), *Traces of Class/Cross-Class Structure Pervade Deep Learning Spectra*.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""One layer: how well a Kronecker product explains its Hessian (DH sec. 4 and 5)."""
+"""One layer: how well a Kronecker product explains its Hessian (DH sec. 4 and 5).
+
+References:
+    DH: Wu, Zhu, Wu, Wang and Ge (2020), *Dissecting Hessian*.
+"""
 
 from __future__ import annotations
 

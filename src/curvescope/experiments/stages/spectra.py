@@ -4,6 +4,10 @@ The eigenpairs of largest magnitude are taken out exactly (TR fig. 17), the rest
 stochastic Lanczos quadrature (TR alg. 3). Trace and Frobenius norm come from probes of their own,
 so that the density can be held against them, and all of them against the exact eigenvalues. The
 values that are shown are chosen in :mod:`curvescope.experiments.best_values`.
+
+References:
+    TR: Papyan (2020), *Traces of Class/Cross-Class Structure Pervade Deep Learning Spectra*.
+    FF: Granziol (2020), *Flatness is a False Friend*.
 """
 
 from __future__ import annotations

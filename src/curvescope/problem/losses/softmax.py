@@ -1,4 +1,9 @@
-"""Cross-entropy at an output: labels with a weight each, or a weight for every class."""
+"""Cross-entropy at an output: labels with a weight each, or a weight for every class.
+
+References:
+    DH: Wu, Zhu, Wu, Wang and Ge (2020), *Dissecting Hessian*.
+    TR: Papyan (2020), *Traces of Class/Cross-Class Structure Pervade Deep Learning Spectra*.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One layer of several networks: eigenpairs, factors, and how they compare (KR-2 to KR-5, KR-8)."""
+"""One layer of several networks: eigenpairs, factors, and how they compare."""
 
 from __future__ import annotations
 
