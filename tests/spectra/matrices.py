@@ -51,6 +51,8 @@ class Counting(LinearOperator):
 class Interrupting(Counting):
     """Raises KeyboardInterrupt, as ctrl-C would, at the given call."""
 
+    _decided_by = Counting._decided_by  # its products are those of the original as well
+
     def __init__(self, A: LinearOperator, at: int) -> None:
         super().__init__(A)
         self.at = at
