@@ -258,6 +258,25 @@ def test_what_a_forward_writes_down_does_no_harm(keep: bool | str) -> None:
         product(A)
 
 
+def test_what_an_interrupted_forward_writes_down_does_no_harm() -> None:
+    class Failing(Remembering):
+        broken = True
+
+        def forward(self, x: Tensor) -> Tensor:
+            out = super().forward(x)
+            if self.broken:
+                raise KeyboardInterrupt
+            return out
+
+    model = Failing()
+    A = Hessian(Problem(model, samples()), keep=False)
+    A.problem.check_unchanged()
+    with pytest.raises(KeyboardInterrupt, match=r"^$"):
+        product(A)
+    Failing.broken = False
+    assert torch.equal(product(A), product(A))
+
+
 def test_what_an_evaluation_finds_changed_is_not_excused() -> None:
     model = first().model
     problem = Problem(model, samples())

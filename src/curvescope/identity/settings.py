@@ -69,17 +69,20 @@ class Settings:
             for name in thing.differences():
                 if name not in thing.written:
                     return f"{name!r} of {thing.kind.__name__}"
+        self._before = [dict(each) for each in self._now]  # modes of modules are no difference
         return None
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
         """Ignore from now on what changes in the block: the evaluation writes it."""
         before = None if self._same() else [thing.differences() for thing in self._things]
-        yield
-        if not self._same():
-            for i, thing in enumerate(self._things):
-                earlier = before[i] if before else []
-                thing.written.update({*thing.differences()} - {*earlier, "class", *_STRUCTURE})
+        try:
+            yield
+        finally:
+            if not self._same():
+                for i, thing in enumerate(self._things):
+                    earlier = before[i] if before else []
+                    thing.written.update({*thing.differences()} - {*earlier, "class", *_STRUCTURE})
 
 
 class _Thing:
@@ -121,9 +124,6 @@ class _Thing:
             name for name in {**before, **now}
             if name not in before or name not in now or before[name] != now[name]
         ]  # fmt: skip
-        if not others:  # the mode of a module is
-            self.before[""].clear()
-            self.before[""].update(self.now[""])
         return others
 
 

@@ -259,10 +259,11 @@ class Problem:
         settings = self._contents.settings
         notice = nullcontext() if self._ran else _state.watching(AttentionNotice())
         with (
+            _state.exclusive(self.model),
+            nullcontext() if settings is None else settings.evaluation(),
             _state.held(self.model, mode),
             _state.differentiable(),
             notice,
-            nullcontext() if settings is None else settings.evaluation(),
             differentiated(self._parameters, variables, self._statistics),
         ):
             yield
