@@ -396,6 +396,21 @@ def test_large_data_that_are_written_to_past_the_count_are_refused(kept: str) ->
         product(A)
 
 
+@pytest.mark.parametrize(
+    "kept", [name for name in KEPT if name not in ("H, streamed", "H, kept by itself")]
+)
+def test_what_is_kept_of_large_data_is_in_memory_of_its_own(kept: str) -> None:
+    """A write that nobody can see: past torch's count, and between the numbers looked at."""
+    X, y = (torch.cat([t] * 200) for t in samples())
+    problem = Problem(first().model, (X, y))
+    A = KEPT[kept](problem)
+    product(A)
+    before = product(A)
+    X.numpy().reshape(-1)[600:1200] *= 3
+    assert problem.data.unwritten()
+    assert torch.equal(product(A), before)
+
+
 def test_the_last_bit_of_one_number_is_noticed_by_streamed_products() -> None:
     X, y = samples()
     A = Hessian(Problem(first().model, (X, y)), keep=False)
