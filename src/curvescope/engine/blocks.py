@@ -66,14 +66,15 @@ class Sizes:
 def factors_of(seen: Capture, layer: str, directions: Tensor) -> Factors:
     """Pull ``directions: [B, K, …]`` back to the layer, and keep what products need."""
     sizes = Sizes.of(seen, layer, directions)
-    pulled = (
-        seen.errors(layer, seen.pull_back(directions[:, k], last=k == sizes.k - 1)[layer])
-        for k in range(sizes.k)
-    )
     x = seen.rows(layer)
-    if not sizes.by_gradients:
-        return Products(torch.stack(list(pulled), 1), x)
-    matrix = x.new_empty(seen.samples, sizes.k, sizes.m * (sizes.n + 1))
-    for k, e in enumerate(pulled):
-        matrix[:, k] = torch.cat([torch.bmm(e.mT, x).flatten(1), e.sum(1)], 1)
-    return Gradients(matrix.flatten(0, 1), sizes.m)
+    with seen.backward() as pull_back:
+        pulled = (
+            seen.errors(layer, pull_back(directions[:, k], k == sizes.k - 1)[layer])
+            for k in range(sizes.k)
+        )
+        if not sizes.by_gradients:
+            return Products(torch.stack(list(pulled), 1), x)
+        matrix = x.new_empty(seen.samples, sizes.k, sizes.m * (sizes.n + 1))
+        for k, e in enumerate(pulled):
+            matrix[:, k] = torch.cat([torch.bmm(e.mT, x).flatten(1), e.sum(1)], 1)
+        return Gradients(matrix.flatten(0, 1), sizes.m)

@@ -11,8 +11,8 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -44,11 +44,20 @@ class Passage:
 
     def pull_back(self, u: Tensor, *, last: bool = False) -> dict[str, Tensor]:
         """The cotangent ``u`` of the output at each module's output; ``last`` frees the graph."""
+        with self.backward() as pull_back:
+            return pull_back(u, last)
+
+    @contextmanager
+    def backward(self) -> Iterator[Callable[[Tensor, bool], dict[str, Tensor]]]:
+        """:meth:`pull_back` for many cotangents: the model is prepared once for all of them."""
+        edges = list(self.edges.values())
+
+        def pull_back(u: Tensor, last: bool) -> dict[str, Tensor]:
+            pulled = torch.autograd.grad(self.output, edges, u, retain_graph=not last)
+            return dict(zip(self.edges, pulled, strict=True))
+
         with self.again():
-            pulled = torch.autograd.grad(
-                self.output, list(self.edges.values()), u, retain_graph=not last
-            )
-        return dict(zip(self.edges, pulled, strict=True))
+            yield pull_back
 
 
 @dataclass(frozen=True)

@@ -74,9 +74,10 @@ def record_layers(
     seen = capture(problem, batch, names)
     u = checked_directions(seen.output, directions(seen.output.detach(), batch.target))
     pulled: dict[str, list[Tensor]] = {name: [] for name in names}
-    for k in range(u.shape[1]):
-        for name, e in seen.pull_back(u[:, k], last=k == u.shape[1] - 1).items():
-            pulled[name].append(seen.errors(name, e))
+    with seen.backward() as pull_back:
+        for k in range(u.shape[1]):
+            for name, e in pull_back(u[:, k], k == u.shape[1] - 1).items():
+                pulled[name].append(seen.errors(name, e))
     return {
         name: LayerRecord(name, seen.rows(name), torch.stack(pulled[name], 1)) for name in names
     }

@@ -64,10 +64,11 @@ def record_norms(
     u = checked_directions(seen.output, directions(seen.output.detach(), batch.target))
     normal = {name: _normalized(module, seen.inputs[name]) for name, module in modules.items()}
     found: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in norms}
-    for k in range(u.shape[1]):
-        for name, e in seen.pull_back(u[:, k], last=k == u.shape[1] - 1).items():
-            error = e.reshape(*e.shape[:2], -1)
-            found[name].append(((error * normal[name]).sum(2), error.sum(2)))
+    with seen.backward() as pull_back:
+        for k in range(u.shape[1]):
+            for name, e in pull_back(u[:, k], k == u.shape[1] - 1).items():
+                error = e.reshape(*e.shape[:2], -1)
+                found[name].append(((error * normal[name]).sum(2), error.sum(2)))
     return {
         name: (torch.stack([s for s, _ in each], 1), torch.stack([b for _, b in each], 1))
         for name, each in found.items()

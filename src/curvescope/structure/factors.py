@@ -212,10 +212,11 @@ def _add_piece(
                 )
             moment.add_inputs(_some(record.inputs[name], index, record.samples), samples, weight)
     last = directions.shape[1] - 1
-    for k in range(last + 1):
-        for name, e in record.pull_back(directions[:, k], last=k == last).items():
-            for label, (index, samples, _) in members.items():
-                moments[name, label].add_errors(_some(e, index, record.samples), samples)
+    with record.backward() as pull_back:
+        for k in range(last + 1):
+            for name, e in pull_back(directions[:, k], k == last).items():
+                for label, (index, samples, _) in members.items():
+                    moments[name, label].add_errors(_some(e, index, record.samples), samples)
 
 
 def _some(t: Tensor, index: Tensor | None, samples: int) -> Tensor:

@@ -99,11 +99,12 @@ def _check_plain(record: Capture) -> None:
 def _gram(record: Capture, directions: Tensor) -> Tensor:
     last = directions.shape[1] - 1
     total: Tensor | None = None
-    for k in range(last + 1):
-        pulled = record.pull_back(directions[:, k], last=k == last)
-        errors = torch.cat([record.errors(name, e)[:, 0] for name, e in pulled.items()], 1)
-        total = errors.new_zeros(errors.shape[1], errors.shape[1]) if total is None else total
-        add_gram(total, errors.T)
+    with record.backward() as pull_back:
+        for k in range(last + 1):
+            pulled = pull_back(directions[:, k], k == last)
+            errors = torch.cat([record.errors(name, e)[:, 0] for name, e in pulled.items()], 1)
+            total = errors.new_zeros(errors.shape[1], errors.shape[1]) if total is None else total
+            add_gram(total, errors.T)
     assert total is not None
     return total
 
