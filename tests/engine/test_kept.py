@@ -14,6 +14,7 @@ from curvescope.engine.engine import Engine
 from curvescope.record import memory
 from curvescope.record.batch import LinearizedBatch
 from tests.conformance import assert_relative
+from tests.engine.live import live_bytes
 
 
 class Counting(nn.Module):
@@ -153,19 +154,6 @@ def test_what_is_kept_goes_with_the_problem() -> None:
         assert kept() is None
     finally:
         gc.enable()
-
-
-def live_bytes() -> int:
-    """Bytes of all tensors that Python can see, each memory once."""
-    gc.collect()
-    found = {}
-    for thing in gc.get_objects():
-        if type(thing) not in (Tensor, nn.Parameter) or thing.layout is not torch.strided:
-            continue
-        if thing.device.type == "cpu":
-            storage = thing.untyped_storage()
-            found[storage.data_ptr()] = storage.nbytes()
-    return sum(found.values())
 
 
 def test_a_streamed_operator_leaves_nothing_behind() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from curvescope.operators.base import LinearOperator
 from curvescope.record import batch as tapes
 from curvescope.record import memory
 from tests.cases import BY_NAME, CASES
+from tests.engine.live import live_bytes
 
 BATCHES = 3
 
@@ -295,17 +295,6 @@ def test_a_gauss_newton_product_is_the_same_on_what_a_hessian_keeps(name: str) -
 # Releasing ----------------------------------------------------------------------------------------
 
 
-def tensors() -> int:
-    """Bytes of all tensors that Python can see, each memory once."""
-    gc.collect()
-    found = {}
-    for thing in gc.get_objects():
-        if type(thing) in (Tensor, nn.Parameter) and thing.device.type == "cpu":
-            storage = thing.untyped_storage()
-            found[storage.data_ptr()] = storage.nbytes()
-    return sum(found.values())
-
-
 @pytest.mark.parametrize("name", OPERATORS)
 def test_release_frees_the_memory(name: str) -> None:
     of = problem()
@@ -313,12 +302,12 @@ def test_release_frees_the_memory(name: str) -> None:
     v = torch.randn(A.shape[1])
     A @ v  # what is found out about the model, in few numbers, stays
     A.release()
-    before = tensors()
+    before = live_bytes()
     image = A @ v
     data = sum(batch.inputs.nbytes for batch in of.batches())
-    assert tensors() - before >= A.plan.held - data > 0
+    assert live_bytes() - before >= A.plan.held - data > 0
     A.release()
-    assert tensors() <= before + image.nbytes
+    assert live_bytes() <= before + image.nbytes
     assert torch.equal(A @ v, image)
 
 
@@ -326,7 +315,7 @@ def test_the_plan_itself_holds_nothing() -> None:
     of = problem()
     H = cs.Hessian(of, keep=True)
     print(H.plan)
-    before = tensors()
+    before = live_bytes()
     plan: Plan = H.plan
-    assert tensors() <= before
+    assert live_bytes() <= before
     assert plan.held == 0

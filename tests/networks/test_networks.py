@@ -164,7 +164,7 @@ def test_the_residual_networks_add_their_shortcuts() -> None:
         ("F-200^0", "every width and depth must be"),
         ("F-2^1000000", "more than 1000 layers"),
         ("LeNet5-(fc3-80)", r"has the form LeNet5-\(<conv1, conv2, fc1 or fc2>-<width>\)"),
-        ("LeNet", "no network has this name; examples of known ones are F-200"),
+        ("LeNet", "no network has this name; examples are F-200"),
         ("VGG13", "has the form VGG<11 or 16>"),
         ("ResNet50", "has the form ResNet18-W<width>"),
         ("PreResNet-100", r"the depth must be 9n \+ 2, as 110 and 164 are, got 100"),

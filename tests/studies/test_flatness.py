@@ -187,8 +187,7 @@ def test_cifar_100_is_taken_from_the_subset_or_from_the_whole(
     def fake(name: str, **_: object) -> Dataset:
         asked.append(name)
         if name == "cifar-100-subset":
-            msg = "not there"
-            raise MissingFiles(msg)
+            raise MissingFiles("dataset", "is not there")
         return Dataset(torch.zeros(1, 3, 2, 2), torch.tensor([0]), classes=100, name=name)
 
     monkeypatch.setattr(solutions, "dataset", fake)

@@ -153,7 +153,7 @@ def check_samples(problem: Problem, batch: Batch, layers: Sequence[str]) -> None
 
 def pieces(problem: Problem, batch: Batch, size: int) -> Iterator[Batch]:
     """A batch in pieces of ``size`` samples, or whole where its samples see each other."""
-    if not problem.samples_apart(batch):
+    if (samples_given(batch) or size + 1) <= size or not problem.samples_apart(batch):
         yield batch
         return
     for start in range(0, tensors(batch)[0].shape[0], size):
