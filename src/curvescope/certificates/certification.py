@@ -141,10 +141,10 @@ def _orientation(
 
 
 def _certificate(
-    found: Optimized, draws: Draws, request: Request, source: Source, orientation: Orientation
+    optimized: Optimized, draws: Draws, request: Request, source: Source, orientation: Orientation
 ) -> Certificate:
     method, confidence = request.method, request.confidence
-    prior = _prior_terms(found.posterior, found.prior_variances, method)
+    prior = _prior_terms(optimized.posterior, optimized.prior_variances, method)
     bound = risk_bound(
         draws.mean,
         draws.count,
@@ -163,9 +163,9 @@ def _certificate(
         source=source,
         request=request,
         orientation=orientation,
-        layout=found.posterior.layout.blocks,
-        history=thinned(found.history),
-        posterior=found.posterior,
+        layout=optimized.posterior.layout.blocks,
+        history=thinned(optimized.history),
+        posterior=optimized.posterior,
     )
 
 

@@ -71,7 +71,7 @@ class CurvatureBases:
         binary = outputs.ndim == 1 or outputs.shape[1] == 1
         loss = "binary_logistic" if binary else "cross_entropy"
         problem = Problem(self._model, pieces, loss=loss)
-        found: dict[str, KroneckerFactors] = {}
+        factors_of_layers: dict[str, KroneckerFactors] = {}
         for bias in (True, False):
             layers = [
                 _path(block)
@@ -79,8 +79,8 @@ class CurvatureBases:
                 if block.layer and (block.bias is not None) == bias
             ]
             if layers:
-                found |= kronecker_factors(problem, layers=layers, bias=bias)
-        products = {path: factors.operator() for path, factors in found.items()}
+                factors_of_layers |= kronecker_factors(problem, layers=layers, bias=bias)
+        products = {path: factors.operator() for path, factors in factors_of_layers.items()}
         return [
             (products[_path(b)].A, products[_path(b)].B) if b.layer else None
             for b in self._layout.blocks

@@ -15,9 +15,9 @@ def home(where: str, model: nn.Module) -> tuple[torch.device, torch.dtype]:
     """The one device and the one floating-point type of all parameters."""
     kinds = {(p.device, p.dtype) for p in model.parameters()}
     if len(kinds) != 1 or next(iter(kinds))[1] not in (torch.float32, torch.float64):
-        found = ", ".join(sorted(f"{dtype} on {device}" for device, dtype in kinds)) or "none"
+        places = ", ".join(sorted(f"{dtype} on {device}" for device, dtype in kinds)) or "none"
         rule = "all parameters must share one device and be float32 or float64"
-        raise CurvescopeError(f"{where}(model)", rule, given=found)
+        raise CurvescopeError(f"{where}(model)", rule, given=places)
     return kinds.pop()
 
 
@@ -94,5 +94,5 @@ def overlap(first: Tensor, second: Tensor) -> int:
     >>> overlap(torch.eye(3), torch.tensor([[0.0, 1.0, 0.0], [2.0, 0.0, 0.0]]))
     1
     """
-    known = {row.tobytes() for row in first.detach().cpu().flatten(1).float().numpy()}
-    return sum(row.tobytes() in known for row in second.detach().cpu().flatten(1).float().numpy())
+    rows = {row.tobytes() for row in first.detach().cpu().flatten(1).float().numpy()}
+    return sum(row.tobytes() in rows for row in second.detach().cpu().flatten(1).float().numpy())

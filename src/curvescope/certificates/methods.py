@@ -165,7 +165,7 @@ def posterior_method(name: str, **changes: object) -> Method:
     chosen = _METHODS[one_of("posterior_method", "name", name, _METHODS)]
     for change in changes:
         if change not in Method.__dataclass_fields__:
-            known = ", ".join(Method.__dataclass_fields__)
+            fields = ", ".join(Method.__dataclass_fields__)
             rule = f"a method has no {change!r}"
-            raise CurvescopeError(f"posterior_method({name!r})", rule, remedy=f"it has {known}")
+            raise CurvescopeError(f"posterior_method({name!r})", rule, remedy=f"it has {fields}")
     return replace(chosen, **changes)  # type: ignore[arg-type]

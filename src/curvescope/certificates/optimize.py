@@ -274,13 +274,13 @@ def stepping(descent: Descent, *, graph: bool = True) -> Iterator[Callable[[], N
     if not graph or descent.index.device.type != "cuda":
         yield descent.step
         return
-    kept = [tensor.detach().clone() for tensor in descent.variables()]
+    copies = [tensor.detach().clone() for tensor in descent.variables()]
     try:
         step: Callable[[], None] = _captured(descent)
     except RuntimeError as error:
         log.warning("certify: steps are not captured as a CUDA graph (%s)", error)
         step = descent.step
-    for tensor, value in zip(descent.variables(), kept, strict=True):
+    for tensor, value in zip(descent.variables(), copies, strict=True):
         tensor.detach().copy_(value)
     yield step
 

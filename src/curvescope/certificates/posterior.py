@@ -94,7 +94,7 @@ class Posterior:
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything but the layout, by name."""
-        found = {
+        tensors = {
             "mean": self.mean,
             "prior_mean": self.prior_mean,
             "variance": self.variance,
@@ -102,8 +102,8 @@ class Posterior:
         }
         for block, pair in zip(self.layout.blocks, self.bases.pairs, strict=True):
             if pair is not None:
-                found[f"{block.name}.U"], found[f"{block.name}.V"] = pair
-        return found
+                tensors[f"{block.name}.U"], tensors[f"{block.name}.V"] = pair
+        return tensors
 
     @classmethod
     def from_tensors(cls, layout: Layout, tensors: Mapping[str, Tensor]) -> Posterior:

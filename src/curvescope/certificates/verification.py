@@ -176,8 +176,8 @@ def _prior(
         )  # fmt: skip
     except CurvescopeError as error:
         return [Check(what, False, str(error))], None
-    known = request.prior_data is None or prior_data is not None
-    if known and task.prior_samples != c.source.prior_samples:
+    prior_is_checked = request.prior_data is None or prior_data is not None
+    if prior_is_checked and task.prior_samples != c.source.prior_samples:
         detail = f"{task.prior_samples:,} examples were used for it, not {c.source.prior_samples:,}"
         return [Check(what, False, detail)], None
     if task.prior_mean.dtype == posterior.prior_mean.dtype and torch.equal(

@@ -210,9 +210,9 @@ class RowBlocks:
         if layers:
             records = record_layers(self.problem, first, layers, self._pull)
             raw = sum(r.errors.nbytes + r.inputs.nbytes for r in records.values())
-        kept = max(1, sum(rows.nbytes() for rows in self._rows_of(first)))
+        bytes_each = max(1, sum(rows.nbytes() for rows in self._rows_of(first)))
         room = _SHARE * (memory.free(device) - 8 * self.counts[0] ** 2)
-        return max(1, _CHUNK.get(device.type, 1 << 30) // raw), max(1, int(room / kept / 2))
+        return max(1, _CHUNK.get(device.type, 1 << 30) // raw), max(1, int(room / bytes_each / 2))
 
     def blocks(self) -> list[list[Batch]]:
         """Pieces grouped into blocks, two of which fit into memory; one shape to a block."""

@@ -131,13 +131,15 @@ def capture(problem: Problem, batch: Batch, layers: Sequence[str]) -> Capture:
     variables = {
         join(name, "weight"): kind.weight.detach().requires_grad_() for name, kind in kinds.items()
     }
-    seen = passage(problem, batch, {name: kind.module for name, kind in kinds.items()}, variables)
-    operations = _check_uses(seen.output, layers, list(variables.values()))
+    captured = passage(
+        problem, batch, {name: kind.module for name, kind in kinds.items()}, variables
+    )
+    operations = _check_uses(captured.output, layers, list(variables.values()))
     positions = {
-        name: kind.groups * seen.sizes[name] // (seen.samples * kind.matrix_shape[0])
+        name: kind.groups * captured.sizes[name] // (captured.samples * kind.matrix_shape[0])
         for name, kind in kinds.items()
     }
-    return Capture(**vars(seen), layers=kinds, positions=positions, operations=operations)
+    return Capture(**vars(captured), layers=kinds, positions=positions, operations=operations)
 
 
 def _check_called(names: Iterable[str], inputs: Mapping[str, Tensor]) -> None:

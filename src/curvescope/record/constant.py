@@ -53,10 +53,10 @@ class Lines:
 
     def without(self, matrix: Tensor, dim: int) -> Tensor:
         """``(x', 1, 0)``: the varying lines, a line of ones, and zeros to fill up."""
-        kept = self._room(matrix, dim)
-        kept.narrow(dim, 0, len(self.varying)).copy_(matrix.index_select(dim, self.varying))
-        kept.select(dim, len(self.varying)).fill_(1.0)
-        return kept
+        room = self._room(matrix, dim)
+        room.narrow(dim, 0, len(self.varying)).copy_(matrix.index_select(dim, self.varying))
+        room.select(dim, len(self.varying)).fill_(1.0)
+        return room
 
     def gather(self, t: Tensor, dim: int) -> Tensor:
         """``(t', cᵀ t_c, 0)`` along ``dim``, -1 or -2."""

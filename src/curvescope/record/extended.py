@@ -33,11 +33,11 @@ def extended(loss: Loss, z: Tensor, target: Any, where: str = "extended") -> Cla
     (tensor([1]), tensor([[[-0.5000,  0.5000],
              [ 0.5000, -0.5000]]]))
     """
-    found = loss.at(z, target).classes(where)
-    if found is None:
+    classes = loss.at(z, target).classes(where)
+    if classes is None:
         rule = "needs a loss that tells classes apart, such as `loss='cross_entropy'`"
         raise Inapplicable(where, rule, given=repr(loss.name))
-    return found
+    return classes
 
 
 def class_directions(loss: Loss, z: Tensor, target: Any) -> Tensor:
@@ -66,5 +66,5 @@ def merge(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Running means stay right where the weights themselves underflow; two empty weights share 0.
     """
     total = torch.logaddexp(old, new)
-    kept, added = (torch.exp(part - total).nan_to_num(0.0) for part in (old, new))
-    return total, kept, added
+    old_share, new_share = (torch.exp(part - total).nan_to_num(0.0) for part in (old, new))
+    return total, old_share, new_share

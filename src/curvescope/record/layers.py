@@ -71,15 +71,15 @@ def record_layers(
     problem.check_unchanged()
     names = linear_layers(problem, layers)
     check_samples(problem, batch, names)
-    seen = capture(problem, batch, names)
-    u = checked_directions(seen.output, directions(seen.output.detach(), batch.target))
+    record = capture(problem, batch, names)
+    u = checked_directions(record.output, directions(record.output.detach(), batch.target))
     pulled: dict[str, list[Tensor]] = {name: [] for name in names}
-    with seen.backward() as pull_back:
+    with record.backward() as pull_back:
         for k in range(u.shape[1]):
             for name, e in pull_back(u[:, k], k == u.shape[1] - 1).items():
-                pulled[name].append(seen.errors(name, e))
+                pulled[name].append(record.errors(name, e))
     return {
-        name: LayerRecord(name, seen.rows(name), torch.stack(pulled[name], 1)) for name in names
+        name: LayerRecord(name, record.rows(name), torch.stack(pulled[name], 1)) for name in names
     }
 
 

@@ -30,8 +30,8 @@ def free_on_host(root: Path) -> int:
     A container may take no more than the limit of its control group or of any group around it,
     however much memory the machine has. ``root`` is the file system that is asked.
     """
-    known = [n for n in (_available(root), *_left_in_groups(root)) if n is not None]
-    return max(0, min(known)) if known else _UNKNOWN
+    limits = [n for n in (_available(root), *_left_in_groups(root)) if n is not None]
+    return max(0, min(limits)) if limits else _UNKNOWN
 
 
 def _available(root: Path) -> int | None:
@@ -99,18 +99,18 @@ def address(t: Tensor) -> int | None:
 
 def held(things: Iterable[Any], *more: Any) -> list[Tensor]:
     """The tensors reachable from closures, containers and plain objects, each memory once."""
-    found: dict[int, Tensor] = {}
-    seen: set[int] = set()
+    tensors: dict[int, Tensor] = {}
+    visited: set[int] = set()
     queue: list[Any] = [*things, *more]
     while queue:
         thing = queue.pop()
-        if id(thing) in seen:
+        if id(thing) in visited:
             continue
-        seen.add(id(thing))
+        visited.add(id(thing))
         if isinstance(thing, Tensor):
             where = address(thing)
             if where is not None:
-                found.setdefault(where, thing)
+                tensors.setdefault(where, thing)
         elif isinstance(thing, dict):
             queue.extend(thing.values())
         elif isinstance(thing, list | tuple | set):
@@ -126,7 +126,7 @@ def held(things: Iterable[Any], *more: Any) -> list[Tensor]:
             queue.extend(getattr(thing, "__dict__", {}).values())
         elif hasattr(thing, "__self__") and type(thing).__name__ == "method":
             queue.append(thing.__self__)
-    return list(found.values())
+    return list(tensors.values())
 
 
 def size(tensors: Iterable[Tensor]) -> int:

@@ -16,11 +16,11 @@ from curvescope.record.capture import Capture
 class LayerMoments:
     """Running sums of one layer over batches, in float64; each batch in the model's precision."""
 
-    def __init__(self, seen: Capture, name: str) -> None:
-        self._layer, self.positions = seen.layers[name], seen.positions[name]
+    def __init__(self, record: Capture, name: str) -> None:
+        self._layer, self.positions = record.layers[name], record.positions[name]
         m, n = self._layer.matrix_shape
         shapes = ((m, m), (n, n), (n, self.positions))
-        self._batch = tuple(seen.output.new_zeros(shape).detach() for shape in shapes)
+        self._batch = tuple(record.output.new_zeros(shape).detach() for shape in shapes)
         self._total: tuple[Tensor, ...] | None = None
         self._ended = 0
         self.samples, self.weight = 0, 0.0

@@ -60,18 +60,18 @@ def record_norms(
         for name, module in modules.items()
         for part in ("weight", "bias")
     }
-    seen = passage(problem, batch, modules, variables)
-    u = checked_directions(seen.output, directions(seen.output.detach(), batch.target))
-    normal = {name: _normalized(module, seen.inputs[name]) for name, module in modules.items()}
-    found: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in norms}
-    with seen.backward() as pull_back:
+    record = passage(problem, batch, modules, variables)
+    u = checked_directions(record.output, directions(record.output.detach(), batch.target))
+    normal = {name: _normalized(module, record.inputs[name]) for name, module in modules.items()}
+    slopes: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in norms}
+    with record.backward() as pull_back:
         for k in range(u.shape[1]):
             for name, e in pull_back(u[:, k], k == u.shape[1] - 1).items():
                 error = e.reshape(*e.shape[:2], -1)
-                found[name].append(((error * normal[name]).sum(2), error.sum(2)))
+                slopes[name].append(((error * normal[name]).sum(2), error.sum(2)))
     return {
         name: (torch.stack([s for s, _ in each], 1), torch.stack([b for _, b in each], 1))
-        for name, each in found.items()
+        for name, each in slopes.items()
     }
 
 

@@ -41,14 +41,14 @@ def root(matrix: OutputMatrix, loss: LossAt, z: Tensor, batch: int) -> Tensor:
 def _by_term(matrix: OutputMatrix, loss: LossAt, z: Tensor, batch: int) -> Tensor:
     """``[s, terms, c]``: the root of every term's matrix, column by column."""
     if isinstance(matrix, LossHessian):
-        found = loss.root()
-        if found is None:
+        root_vectors = loss.root()
+        if root_vectors is None:
             raise UnsupportedLayer(
                 "layers",
                 "the loss is not convex in the output, so that its Hessian has no real root",
                 remedy="use cs.GaussNewton(problem) without the closed form",
             )
-        return found
+        return root_vectors
     if isinstance(matrix, GradientOuter):
         return loss.slopes()
     matrix.apply(loss, batch, torch.zeros_like(z)[None])  # draws the samples and leaves them there

@@ -95,26 +95,26 @@ def positions(
         samples: How many; at least two.
     """
     each, left = divmod(z.shape[0], samples)
-    found: list[int] | None = None
-    seen: set[int] = set()
+    rows_each: list[int] | None = None
+    reached: set[int] = set()
     for sample in sorted({0, 1, samples - 1}):
         u = torch.zeros_like(z)
         own = u[sample * each : (sample + 1) * each]
         ramp = torch.linspace(1.0, 2.0, own.numel(), dtype=u.dtype, device=u.device)
         own.copy_(ramp.reshape(own.shape))
         errors = pull_back(u)
-        if found is None:
-            found = [0 if e is None or left else _rows(e, samples) for e in errors]
+        if rows_each is None:
+            rows_each = [0 if e is None or left else _rows(e, samples) for e in errors]
         for i, e in enumerate(errors):
-            if e is None or not found[i]:
+            if e is None or not rows_each[i]:
                 continue
-            parts = (e.unflatten(0, (samples, found[i])) != 0).flatten(1).any(1)
+            parts = (e.unflatten(0, (samples, rows_each[i])) != 0).flatten(1).any(1)
             if bool(parts[sample]):
-                seen.add(i)
+                reached.add(i)
             parts[sample] = False
             if bool(parts.any()):
-                found[i] = 0
-    return tuple(m if m == 1 or i in seen else 0 for i, m in enumerate(found or ()))
+                rows_each[i] = 0
+    return tuple(m if m == 1 or i in reached else 0 for i, m in enumerate(rows_each or ()))
 
 
 def _rows(e: Tensor, samples: int) -> int:
@@ -128,8 +128,8 @@ def check_samples(problem: Problem, batch: Batch, layers: Sequence[str]) -> None
     The output of a sample must not depend on what the layer computes for the others, see
     :func:`positions`.
     """
-    known = problem.companion(_Known).layers
-    unknown = [name for name in layers if name not in known]
+    checked = problem.companion(_Known).layers
+    unknown = [name for name in layers if name not in checked]
     if not unknown:
         return
     few = capture(problem, first_samples(batch), unknown)
@@ -148,7 +148,7 @@ def check_samples(problem: Problem, batch: Batch, layers: Sequence[str]) -> None
                 "first dimension",
                 remedy="batch norm needs mode='eval' and running statistics",
             )
-        known.add(name)
+        checked.add(name)
 
 
 def pieces(problem: Problem, batch: Batch, size: int) -> Iterator[Batch]:

@@ -153,9 +153,9 @@ class RunFolder:
     def keep(self, name: str, model: nn.Module, notes: Mapping[str, Any]) -> None:
         """Keep the model's weights under a name."""
         plain = io.encode(self._config)[0]
-        known = {key: plain[key] for key in ("recipe", "data", "penalty")}
+        about = {key: plain[key] for key in ("recipe", "data", "penalty")}
         file = self.path / "weights" / f"{name}.safetensors"
-        save_weights(file, model, {**known, **notes, "run": self._owner})
+        save_weights(file, model, {**about, **notes, "run": self._owner})
 
     def log(self, epoch: Epoch) -> None:
         """Add an epoch's numbers to the log."""
