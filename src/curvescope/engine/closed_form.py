@@ -136,11 +136,11 @@ class ClosedForm:
         rows = part.enter(rows)
         total = torch.zeros_like(rows)
         for output, c in matrix.mix.outputs:
-            own, terms = torch.zeros_like(rows), 0.0
+            part_sum, terms = torch.zeros_like(rows), 0.0
             for factors, weight in self._walk(matrix, part.layer, output):
-                own += factors.product(rows, part, columns)
+                part_sum += factors.product(rows, part, columns)
                 terms += weight
-            total.add_(own, alpha=c / terms)
+            total.add_(part_sum, alpha=c / terms)
         return part.leave(total)
 
     # Keeping ------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ class ClosedForm:
     def fill(self, matrix: Matrix, allowed: Callable[[int | None], bool]) -> bool:
         """Keep the factors if that is ``allowed`` for the bytes that it takes; whether it is.
 
-        One thread at a time does it; the others stream meanwhile, see :meth:`Kept.fill`.
+        One thread at a time does it; the others stream meanwhile, see :meth:`KeptBatches.fill`.
         """
         if self.serving(matrix):
             return True

@@ -37,7 +37,7 @@ class Engine:
 
     def __init__(self, problem: Problem) -> None:
         self._linearizer = Linearizer()
-        self._kept = kept.Kept(self._linearizer)
+        self._kept = kept.KeptBatches(self._linearizer)
         self._closed = ClosedForm()
         self._graphs = CapturedProducts()
 

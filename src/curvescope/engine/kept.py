@@ -18,7 +18,7 @@ from curvescope.record.batch import LinearizedBatch, TapeBatch
 Batches = tuple[LinearizedBatch, ...]
 
 
-class Kept:
+class KeptBatches:
     """The linearized batches of a problem, shared by all operators on it.
 
     One set serves all matrices where it can: what a Hessian needs serves a Gauss–Newton matrix as
@@ -42,7 +42,7 @@ class Kept:
 
     def bytes(self, problem: Problem, batches: Batches | None = None) -> int:
         """What is held, by some batches or by all."""
-        everything = [batch for own in [*self._sets.values()] for batch in own]
+        everything = [batch for batches in [*self._sets.values()] for batch in batches]
         return held_by(problem, everything if batches is None else batches)
 
     def fill(
@@ -89,7 +89,7 @@ class Kept:
     def replaceable(self, matrix: Matrix) -> int:
         """The bytes that these hold."""
         problem, sets = matrix.problem, [self._sets[other] for other in self._replaced(matrix)]
-        return sum(held_by(problem, own) for own in sets)
+        return sum(held_by(problem, batches) for batches in sets)
 
     def release(self) -> None:
         """Let the batches go."""

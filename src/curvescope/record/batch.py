@@ -207,23 +207,23 @@ class TapeBatch(LinearizedBatch):
         self, mix: Mix, space: ParamSpace, rows: Tensor, total: Tensor, *, write: bool = False
     ) -> None:
         """See :class:`LinearizedBatch`."""
-        own = self._cut(mix, space)
-        tangents = own.seeded(rows)
-        self._run(own, mix, rows, tangents)
+        programs = self._cut(mix, space)
+        tangents = programs.seeded(rows)
+        self._run(programs, mix, rows, tangents)
         factor = 1.0 if mix.residual == 0.0 else mix.residual
-        own.collect(tangents, factor, total, write)
+        programs.collect(tangents, factor, total, write)
 
     def curves(self, space: ParamSpace, rows: Tensor) -> bool:
         """Whether ``E v`` has any term for the rows: gates may stop every tangent on its way."""
-        own = self._cut(ONLY_E, space)
-        tangents = own.seeded(rows)
-        self._run(own, ONLY_E, rows, tangents)
-        return any(slot in tangents for slot, _ in own.results)
+        programs = self._cut(ONLY_E, space)
+        tangents = programs.seeded(rows)
+        self._run(programs, ONLY_E, rows, tangents)
+        return any(slot in tangents for slot, _ in programs.results)
 
-    def _run(self, own: Cut, mix: Mix, rows: Tensor, tangents: dict[int, Tensor]) -> None:
+    def _run(self, programs: Cut, mix: Mix, rows: Tensor, tangents: dict[int, Tensor]) -> None:
         """Push tangents forwards, through the matrix at the output, and back; in place."""
         several = len(rows) > 1
-        own.forward.run(tangents, columns=several)
+        programs.forward.run(tangents, columns=several)
         u = None
         if mix.outputs and self._output in tangents:
             u = self.middle(mix, _lifted(tangents[self._output], rows))
@@ -234,7 +234,7 @@ class TapeBatch(LinearizedBatch):
             u = u / mix.residual
         if u is not None:
             tangents[self._cotangent] = u
-        own.backward.run(tangents, columns=several)
+        programs.backward.run(tangents, columns=several)
 
     def width(self, mix: Mix, space: ParamSpace) -> int:
         """See :class:`LinearizedBatch`."""

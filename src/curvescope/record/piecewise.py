@@ -49,8 +49,8 @@ class PiecewiseLinear:
         self, problem: Problem, layer: str, operations: frozenset[str], batch: Batch
     ) -> bool:
         """Whether it is so behind a layer for a batch that runs these operations."""
-        own = problem.params.select(problem.params.resolve(layer))
-        key = (own.names, operations)
+        names = problem.params.select(problem.params.resolve(layer)).names
+        key = (names, operations)
         if key not in self._answers:
             smaller = problem.restrict(layer)
             self._answers[key] = _tried(smaller, [smaller.params], first_samples(batch))
@@ -68,9 +68,9 @@ def _tried(problem: Problem, layers: list[ParamSpace], few: Batch) -> bool:
         tape.record_backward(torch.ones_like(tape.output), second_order=True)
         weights = {name: p.detach() for name, p in problem.variables().items()}
         with without_gradients():
-            for own in layers:
-                row = torch.cat([weights[name].flatten() for name in own.names])[None]
-                if tape.curves(own, row):
+            for layer in layers:
+                row = torch.cat([weights[name].flatten() for name in layer.names])[None]
+                if tape.curves(layer, row):
                     return False
     except Untraceable:
         return False
