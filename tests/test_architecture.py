@@ -247,10 +247,7 @@ def test_the_rules_have_no_cycle() -> None:
 def test_every_folder_is_on_the_page() -> None:
     described = table(PAGE, "folder", "what it holds")
     present = {folder_of(path) for path in FILES} - {"__init__"}
-    assert present <= set(described)
-    assert set(described) == set(MAY_IMPORT)
-    planned = {folder for folder, cells in described.items() if "*planned*" in cells[0]}
-    assert planned == set(described) - present
+    assert present == set(described) == set(MAY_IMPORT)
 
 
 def test_every_dependency_has_its_reason_and_its_use() -> None:

@@ -136,11 +136,14 @@ def check_samples(problem: Problem, batch: Batch, layers: Sequence[str]) -> None
     if few.samples < 2:
         return
 
-    def pull_back(u: Tensor) -> list[Tensor]:
-        pulled = few.pull_back(u)
-        return [few.layers[name].rows_first(pulled[name], few.samples) for name in unknown]
+    with few.backward() as pull_back:
 
-    for name, rows in zip(unknown, positions(pull_back, few.output, few.samples), strict=True):
+        def errors(u: Tensor) -> list[Tensor]:
+            pulled = pull_back(u, False)
+            return [few.layers[name].rows_first(pulled[name], few.samples) for name in unknown]
+
+        rows_of_layers = positions(errors, few.output, few.samples)
+    for name, rows in zip(unknown, rows_of_layers, strict=True):
         if not rows:
             raise UnsupportedLayer(
                 "layers",
