@@ -161,7 +161,7 @@ def test_the_knockout_of_weights() -> None:
 
 def moments_of(total: list[float], class_part: list[float], left: list[float]) -> MomentStatistics:
     a, b, c = (torch.tensor(x, dtype=F64) for x in (total, class_part, left))
-    return MomentStatistics(a, b, b, b[:0], c, c, c, 0.0)
+    return MomentStatistics(a, b, b, b[:0], c, c, c, 0.0, 2e-13)
 
 
 def test_numbers_of_a_spectrum() -> None:
@@ -173,6 +173,32 @@ def test_numbers_of_a_spectrum() -> None:
     # the smallest eigenvalue of dependent means is rounding, and not a whisker
     assert moments_of([3.0] * 5, [80.0, 8.0, 4.0, 1e-15], [1.0] * 5).whiskers == (8.0, 4.0)
     assert moments_of([1.0], [0.0], [0.0]).whiskers == (0.0, 0.0)
+    # nothing but rounding is left without the class means: no outlier, and no edge to compare with
+    within = moments_of([2.7e-4, 1.2e-4, 5.2e-20], [2.7e-4, 1.2e-4], [1e-30, 0.0, 0.0])
+    assert within.outliers == 2
+    assert within.separation == float("inf")
+    # an eigenvalue far below the largest one is still an outlier if rounding is below it
+    assert moments_of([1.0, 1e-9], [1.0, 1e-9], [1e-12, 0.0]).outliers == 2
+
+
+@pytest.mark.parametrize("dtype", [F64, torch.float32])
+@pytest.mark.parametrize(
+    "scale", [1.0, 20.0]
+)  # probabilities of all sizes, and nearly certain ones
+def test_errors_of_the_last_layer_have_one_outlier_less_than_classes(
+    dtype: torch.dtype, scale: float
+) -> None:
+    """They sum to zero, so that ``Δ`` has the rank ``C − 1`` and the class means all of it."""
+    C = 6
+    model = nn.Linear(C, C, bias=False).to(dtype)
+    with torch.no_grad():
+        model.weight.copy_(scale * torch.eye(C) + 0.1 * images(1)[0, 0])
+    y = torch.arange(60) % C
+    noise = 0.1 * torch.randn(60, C, generator=torch.Generator().manual_seed(3))
+    X = (torch.eye(C)[y] + noise).to(dtype)
+    errors = layer_statistics(Problem(model, (X, y)))[""].errors
+    assert int((errors.total > 1e-6 * errors.total[0]).sum()) == C - 1
+    assert errors.outliers == C - 1
 
 
 # Edges -------------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ from curvescope.record.extended import extended
 from curvescope.record.layers import record_layers
 from curvescope.record.selection import layer_of, linear_layers
 from curvescope.structure.moments import LayerMoments
+from curvescope.structure.outlier_search import bulk_edge
 
 _CHUNK = 256 << 20  # bytes: inputs and errors of all layers that are recorded at a time
 _EPS = torch.finfo(torch.float64).eps
@@ -59,6 +60,18 @@ class MomentStatistics:
     without_class: Tensor  # [d], class means projected out
     without_cross: Tensor  # [d], class and cross-class means projected out
     global_mean: float  # of the second moment of the global mean, which makes the top outlier
+    rounding: float  # over the largest eigenvalue: what the dtype of features and errors leaves
+
+    @property
+    def edge(self) -> float:
+        """The edge of the bulk: the largest of ``without_class``, and not below rounding.
+
+        Errors of the last layer sum to zero, so that nothing is left beside the class means of
+        ``C`` classes in ``C`` dimensions: an eigenvalue of ``5e-20`` beside one of ``1e-4`` is then
+        far above what is left, and rounding all the same.
+        """
+        floor = self.rounding * float(self.total[0])
+        return max(bulk_edge(float(self.without_class[0]), 0.0, torch.float64), floor)
 
     @property
     def whiskers(self) -> tuple[float, float]:
@@ -77,14 +90,18 @@ class MomentStatistics:
 
     @property
     def separation(self) -> float:
-        """The mean eigenvalue of the class part over the largest of ``without_class``."""
-        edge = float(self.without_class[0])
-        return float(self.class_part.mean()) / edge if edge > 0 else float("inf")
+        """The mean eigenvalue of the class part over the largest of ``without_class``.
+
+        Infinite where the class means leave nothing but rounding.
+        """
+        left = float(self.without_class[0])
+        above = left > self.rounding * float(self.total[0])
+        return float(self.class_part.mean()) / left if above else float("inf")
 
     @property
     def outliers(self) -> int:
-        """How many eigenvalues of ``total`` exceed the largest of ``without_class``."""
-        return int((self.total > (1 + 1e-6) * self.without_class[0]).sum())
+        """How many eigenvalues of ``total`` lie above the :attr:`edge`."""
+        return int((self.total > self.edge).sum())
 
 
 @dataclass(frozen=True)
@@ -209,7 +226,8 @@ def _features(moments: LayerMoments) -> MomentStatistics:
     rows = shares.sqrt()[:, None] * means
     none = rows[:0]
     center = shares @ means
-    return _statistics(moments.second_features, rows, none, none, float(center.square().sum()))
+    size = float(center.square().sum())
+    return _statistics(moments.second_features, rows, none, none, size, moments.rounding)
 
 
 def _errors(moments: LayerMoments) -> MomentStatistics:
@@ -228,11 +246,17 @@ def _errors(moments: LayerMoments) -> MomentStatistics:
         torch.exp(0.5 * logs[~eye])[:, None] * deviations,
         torch.exp(0.5 * logs.diagonal())[:, None] * means.diagonal(dim1=0, dim2=1).T,
         float(log_c.exp().sum() * center.square().sum()),
+        moments.rounding,
     )
 
 
 def _statistics(
-    total: Tensor, class_part: Tensor, cross: Tensor, diagonal: Tensor, center: float
+    total: Tensor,
+    class_part: Tensor,
+    cross: Tensor,
+    diagonal: Tensor,
+    center: float,
+    rounding: float,
 ) -> MomentStatistics:
     """Spectra of ``total`` and of its parts ``Σ r rᵀ``, each given by rows ``r``."""
     both = torch.cat([class_part, cross])
@@ -246,6 +270,7 @@ def _statistics(
         without_class=_spectrum(_without(total, class_part)),
         without_cross=_spectrum(_without(total, both)),
         global_mean=center,
+        rounding=rounding,
     )
 
 

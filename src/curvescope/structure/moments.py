@@ -33,6 +33,7 @@ class LayerMoments:
             return torch.zeros(*shape, dtype=torch.float64, device=device)
 
         self.classes, self.positions = classes, T
+        self._eps = torch.finfo(record.errors.dtype).eps
         self.counts = zeros(classes)
         self._features, self._feature_sums = zeros(n, n), zeros(classes, n)
         self._errors, self._label_sums = zeros(m, m), zeros(classes, m)
@@ -60,6 +61,15 @@ class LayerMoments:
         self._logs, keep, new = merge(self._logs, batch)
         means = torch.einsum("bcd,bdm->cdm", shares, middle)
         self.error_means = keep[..., None] * self.error_means + new[..., None] * means
+
+    @property
+    def rounding(self) -> float:
+        """The eigenvalue that rounding may leave, over the largest one.
+
+        Moments are sums in float64; features and errors have the relative error of their own type,
+        some tens of its ``eps`` after the layers they came through, whose square enters.
+        """
+        return max(1000 * torch.finfo(torch.float64).eps, (32 * self._eps) ** 2)
 
     # Features -----------------------------------------------------------------------------------
 
