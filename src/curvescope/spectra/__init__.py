@@ -25,6 +25,13 @@ from curvescope.spectra.rank import (
 )
 from curvescope.spectra.resumable import End, Estimator, run
 from curvescope.spectra.subspace import subspace_iteration
+from curvescope.spectra.tails import (
+    PowerLaw,
+    TailDensity,
+    power_law,
+    tail_density,
+    tail_masses,
+)
 from curvescope.spectra.traces import diagonal, frobenius, trace
 from curvescope.spectra.tridiagonal import BlockTridiagonal, Tridiagonal, block_lanczos, lanczos
 
@@ -40,10 +47,12 @@ __all__ = [
     "LanczosBounds",
     "Normalization",
     "NormalizedOperator",
+    "PowerLaw",
     "Progress",
     "RankDegeneracy",
     "SpectralMeasure",
     "Status",
+    "TailDensity",
     "Tridiagonal",
     "block_lanczos",
     "diagonal",
@@ -58,10 +67,13 @@ __all__ = [
     "neuron_rank_bound",
     "normalized",
     "path_rank_bound",
+    "power_law",
     "rank_bound",
     "rank_degeneracy",
     "run",
     "spectral_measure",
     "subspace_iteration",
+    "tail_density",
+    "tail_masses",
     "trace",
 ]

@@ -52,7 +52,7 @@ def rank_degeneracy(measure: SpectralMeasure) -> RankDegeneracy:
     one, two = Samples(()), Samples(())
     places = torch.zeros(2, 2, dtype=torch.float64)  # mass and mass · value, for one and two
     for nodes, weights in zip(measure.nodes, measure.weights, strict=True):
-        theta, mass = _without_ghosts(nodes, weights)
+        theta, mass = without_ghosts(nodes, weights)
         order = torch.argsort(theta.abs(), stable=True)
         for row, (samples, count) in enumerate(((one, 1), (two, 2))):
             chosen = order[:count]
@@ -68,11 +68,14 @@ def rank_degeneracy(measure: SpectralMeasure) -> RankDegeneracy:
     )
 
 
-def _without_ghosts(nodes: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+def without_ghosts(nodes: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Ritz values and masses with rounding removed.
 
     Once a Ritz value has converged, rounding lets copies of it appear: values that agree to 1e-8 of
     the largest are one, and a mass below 1e-12, less than one eigenvalue has, is none.
+
+    >>> without_ghosts(torch.tensor([1.0, 1.0, 3.0]), torch.tensor([0.25, 0.5, 0.25]))[1]
+    tensor([0.7500, 0.2500])
     """
     first = torch.ones_like(nodes, dtype=torch.bool)  # nodes ascend
     first[1:] = nodes.diff() > 1e-8 * nodes.abs().max()
