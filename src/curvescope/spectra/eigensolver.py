@@ -22,7 +22,7 @@ from curvescope.operators.base import LinearOperator
 from curvescope.spectra.control import Status, require_symmetric
 from curvescope.spectra.criterion import Criterion
 from curvescope.spectra.krylov import Krylov
-from curvescope.spectra.resumable import End, Estimator, State, run
+from curvescope.spectra.resumable import End, Estimator, run, state_of
 from curvescope.spectra.search import Search
 
 if TYPE_CHECKING:
@@ -138,6 +138,7 @@ class ExtremePairs(Estimator[EigenPairs]):
 
     task = "eigenpairs"
     free = ("max_products",)
+    state = state_of("_search")
 
     def __init__(
         self,
@@ -179,15 +180,6 @@ class ExtremePairs(Estimator[EigenPairs]):
     def finished(self) -> bool:
         """Whether the search has ended or the budget is spent."""
         return self._search.finished or self._search.krylov.products >= self._budget
-
-    @property
-    def state(self) -> State:
-        """The state of the search."""
-        return self._search.state()
-
-    @state.setter
-    def state(self, state: State) -> None:
-        self._search.load(state)
 
     def step(self) -> None:
         """One block of products, or one product of an examination for overlooked pairs."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from curvescope.operators.base import LinearOperator
 from curvescope.spectra.control import require_finite
-from curvescope.spectra.resumable import Estimator, R, State
+from curvescope.spectra.resumable import Estimator, R, State, state_of
 from curvescope.spectra.rows import dots, inner, lengths, multiply, reject
 
 
@@ -127,6 +127,7 @@ class Recurrent(Estimator[R]):
     """An estimate from recurrences alone."""
 
     recurrence: Recurrence
+    state = state_of("recurrence")
 
     @property
     def done(self) -> int:
@@ -151,15 +152,6 @@ class Recurrent(Estimator[R]):
     def step(self) -> None:
         """One product for each recurrence."""
         self.recurrence.step()
-
-    @property
-    def state(self) -> State:
-        """The state of the recurrences."""
-        return self.recurrence.state()
-
-    @state.setter
-    def state(self, state: State) -> None:
-        self.recurrence.load(state)
 
 
 def _reject(basis: Tensor, row: Tensor) -> Tensor:

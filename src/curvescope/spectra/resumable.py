@@ -271,6 +271,21 @@ def _refuse_hidden(steps: Estimator[Any], before: Mapping[str, object]) -> None:
             raise CurvescopeError(steps.task, rule, remedy="keep it there")
 
 
+def state_of(part: str) -> Any:
+    """The state of an estimator whose numbers are all in one part with ``state()`` and ``load``.
+
+    ``state = state_of("krylov")`` in the class saves and restores the attribute ``krylov``.
+    """
+
+    def read(estimator: Any) -> State:
+        return getattr(estimator, part).state()
+
+    def write(estimator: Any, state: State) -> None:
+        getattr(estimator, part).load(state)
+
+    return property(read, write)
+
+
 def nested(name: str, state: State) -> dict[str, Tensor]:
     """The state of a part with ``name.`` before its keys, for the state of the whole.
 

@@ -22,7 +22,7 @@ from curvescope.spectra import probes as probing
 from curvescope.spectra.control import require_finite, require_symmetric
 from curvescope.spectra.estimate import Estimate, Samples
 from curvescope.spectra.images import Staged, range_basis
-from curvescope.spectra.resumable import End, Estimator, R, State, run
+from curvescope.spectra.resumable import End, Estimator, R, run, state_of
 from curvescope.spectra.rows import multiply
 from curvescope.spectra.xtrace import XTrace
 
@@ -133,6 +133,8 @@ def diagonal(
 class _Sampled(Estimator[R]):
     """Samples from ``probes`` signs, or from all unit vectors if these suffice."""
 
+    state = state_of("samples")
+
     def __init__(
         self, A: LinearOperator, *, generator: torch.Generator, probes: int, block: int
     ) -> None:
@@ -158,15 +160,6 @@ class _Sampled(Estimator[R]):
     def total(self) -> int:
         """Samples in all."""
         return self._total
-
-    @property
-    def state(self) -> State:
-        """Mean and spread of the samples."""
-        return self.samples.state()
-
-    @state.setter
-    def state(self, state: State) -> None:
-        self.samples.load(state)
 
     def step(self) -> None:
         """A block of samples."""

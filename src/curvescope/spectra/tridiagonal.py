@@ -25,7 +25,7 @@ from curvescope.spectra import probes as probing
 from curvescope.spectra.control import Status, require_symmetric
 from curvescope.spectra.krylov import Krylov
 from curvescope.spectra.recurrence import Recurrence, Recurrent
-from curvescope.spectra.resumable import End, Estimator, State, run
+from curvescope.spectra.resumable import End, Estimator, run, state_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -184,6 +184,7 @@ class BlockLanczos(Estimator[BlockTridiagonal]):
     """A Krylov decomposition that only grows, from a generator or given columns."""
 
     task = "block_lanczos"
+    state = state_of("_krylov")
 
     def __init__(
         self, A: LinearOperator, steps: int, start: torch.Generator | Tensor, *, block: int
@@ -209,15 +210,6 @@ class BlockLanczos(Estimator[BlockTridiagonal]):
     def finished(self) -> bool:
         """Whether all were multiplied, or the subspace is invariant."""
         return self.done >= self.total or not self._krylov.pending
-
-    @property
-    def state(self) -> State:
-        """The state of the decomposition."""
-        return self._krylov.state()
-
-    @state.setter
-    def state(self, state: State) -> None:
-        self._krylov.load(state)
 
     def step(self) -> None:
         """One block of products."""

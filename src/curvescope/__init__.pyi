@@ -1,0 +1,54 @@
+"""The public names. Type checkers read this file; ``__init__.py`` imports by it, a line a name."""
+
+from curvescope import certificates as certificates
+from curvescope import data as data
+from curvescope import flatness as flatness
+from curvescope import networks as networks
+from curvescope import spectra as spectra
+from curvescope import structure as structure
+from curvescope import training as training
+from curvescope.certificates import certify as certify
+from curvescope.data import dataset as dataset
+from curvescope.errors import CurvescopeError as CurvescopeError
+from curvescope.errors import ModelError as ModelError
+from curvescope.figures.plot import plot as plot
+from curvescope.flatness import TraceRegularizer as TraceRegularizer
+from curvescope.flatness import sharpness as sharpness
+from curvescope.networks import network as network
+from curvescope.operators.algebra import deflate as deflate
+from curvescope.operators.algebra import knockout as knockout
+from curvescope.operators.base import LinearOperator as LinearOperator
+from curvescope.operators.gauss_newton import EmpiricalFisher as EmpiricalFisher
+from curvescope.operators.gauss_newton import GaussNewton as GaussNewton
+from curvescope.operators.gauss_newton import MonteCarloFisher as MonteCarloFisher
+from curvescope.operators.hessian import Hessian as Hessian
+from curvescope.operators.kronecker import KroneckerOperator as KroneckerOperator
+from curvescope.operators.simple import Dense as Dense
+from curvescope.operators.simple import Diagonal as Diagonal
+from curvescope.operators.simple import Identity as Identity
+from curvescope.operators.simple import LowRank as LowRank
+from curvescope.problem import Problem as Problem
+from curvescope.problem import losses as losses
+from curvescope.spectra import diagonal as diagonal
+from curvescope.spectra import eigenpairs as eigenpairs
+from curvescope.spectra import exact_spectrum as exact_spectrum
+from curvescope.spectra import frobenius as frobenius
+from curvescope.spectra import kpm as kpm
+from curvescope.spectra import lanczos as lanczos
+from curvescope.spectra import logdet as logdet
+from curvescope.spectra import rank_bound as rank_bound
+from curvescope.spectra import rank_degeneracy as rank_degeneracy
+from curvescope.spectra import spectral_measure as spectral_measure
+from curvescope.spectra import subspace_iteration as subspace_iteration
+from curvescope.spectra import trace as trace
+from curvescope.structure import class_structure as class_structure
+from curvescope.structure import correspondence as correspondence
+from curvescope.structure import kronecker_factors as kronecker_factors
+from curvescope.structure import layer_statistics as layer_statistics
+from curvescope.structure import overlap as overlap
+from curvescope.training import Recipe as Recipe
+from curvescope.training import evaluate as evaluate
+from curvescope.training import load_network as load_network
+from curvescope.training import train as train
+
+__all__: list[str]
