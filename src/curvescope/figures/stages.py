@@ -7,7 +7,7 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -164,7 +164,23 @@ def moment(findings: ClassLayerFindings, kind: str) -> Panel:
     return structure.moment(title, values.total, values.class_part, cross)
 
 
-register(Spectrum, lambda spectrum: [spectra_panel({spectrum.name: spectrum})])
-register(LayerFindings, lambda findings: list(layer("", findings).panels))
-register(ClassFindings, lambda findings: list(attribution("", findings).panels))
-register(ClassLayerFindings, lambda findings: list(class_layer("", findings).panels))
+def spectrum(name: str, findings: Spectrum) -> Picture:
+    """The density of one matrix."""
+    return spectra(name, {findings.name: findings})
+
+
+OF_STAGE: dict[type, Callable[[str, Any], Picture]] = {
+    Spectrum: spectrum,
+    LayerFindings: layer,
+    ClassFindings: attribution,
+    ClassLayerFindings: class_layer,
+}
+"""By the type of a stage's result, its picture: a function of the stage's name and the result."""
+
+
+def _panels(findings: Any) -> list[Panel]:
+    return list(OF_STAGE[type(findings)]("", findings).panels)
+
+
+for kind in OF_STAGE:
+    register(kind, _panels)

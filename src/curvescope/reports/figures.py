@@ -9,10 +9,7 @@ from pathlib import Path
 from curvescope import figures as drawing
 from curvescope import io
 from curvescope.errors import CurvescopeError
-from curvescope.experiments.stages.class_layers import ClassLayerFindings
-from curvescope.experiments.stages.class_structure import ClassFindings
-from curvescope.experiments.stages.layers import LayerFindings
-from curvescope.experiments.stages.plan import Extra
+from curvescope.experiments.stages.plan import Extra, parts_of
 from curvescope.experiments.stages.spectra import Spectrum
 from curvescope.experiments.store import Finding, RunDirectory
 from curvescope.figures import stages as pictures
@@ -68,26 +65,21 @@ def _remove(folder: Path, gone: set[str], drawn: dict[str, str]) -> None:
 
 def figures_of(run: RunDirectory) -> Iterator[Picture]:
     """The figures of the finished stages, in their order; that of all spectra is the last."""
-    matrices = {}
-    for name in run.stages:
-        if name.startswith("spectrum-"):
-            spectrum = run.result(name, Spectrum)
-            matrices[spectrum.name] = spectrum
-            if not spectrum.vanishes:
-                yield pictures.spectra(name, {spectrum.name: spectrum})
-        elif name.startswith("layer-") and (
-            layer := run.result(name, Finding[LayerFindings]).value
-        ):
-            yield pictures.layer(name, layer)
-        elif name == "classes" and (whole := run.result(name, Finding[ClassFindings]).value):
-            yield pictures.attribution(name, whole)
-        elif name.startswith("classes-") and (
-            each := run.result(name, Finding[ClassLayerFindings]).value
-        ):
-            yield pictures.class_layer(name, each)
-    matrices = {name: spectrum for name, spectrum in matrices.items() if not spectrum.vanishes}
-    if matrices:
-        yield pictures.spectra("spectra", matrices)
+    spectra: dict[str, Spectrum] = {}
+    for part in parts_of(run.config.layers, classes=True):
+        if not run.has(part.name):
+            continue
+        result = run.result(part.name, part.kind)
+        if isinstance(result, Finding):
+            result = result.value
+        if isinstance(result, Spectrum):
+            if result.vanishes:
+                continue
+            spectra[result.name] = result
+        if type(result) in pictures.OF_STAGE:
+            yield pictures.OF_STAGE[type(result)](part.name, result)
+    if spectra:
+        yield pictures.spectra("spectra", spectra)
 
 
 def user_figures(run: RunDirectory, extra: Sequence[Extra]) -> Iterator[Picture]:

@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from importlib import metadata, resources
+from importlib import import_module, metadata, resources
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from curvescope import io
 from curvescope.errors import CurvescopeError
-from curvescope.experiments.stages.plan import Extra
+from curvescope.experiments.stages.plan import STAGES, Extra
 from curvescope.experiments.store import RunDirectory
 from curvescope.figures import style, svg
 from curvescope.reports.blocks import Section
 from curvescope.reports.figures import write_figures
-from curvescope.reports.sections import (
-    certificate,
-    classes,
-    layers,
-    overview,
-    provenance,
-    spectra,
-    user,
-)
+from curvescope.reports.sections import certificate, provenance, user
 
-_SECTIONS = (overview, spectra, layers, classes, certificate)
 _SCRIPTS = ("chart.js", "page.js")
 _LIGHT = {
     "blue": style.BLUE,
@@ -84,8 +75,10 @@ def write_report(
 
 def render(run: RunDirectory, *, home: str = "", extra: Sequence[Extra] = ()) -> str:
     """The report as HTML; ``home`` is the address of a list of runs, if there is one."""
-    built = [section for module in _SECTIONS if (section := module.build(run)) is not None]
-    sections = [*built, *user.build(run, extra), provenance.build(run)]
+    modules = [_module(name) for name in dict.fromkeys(family.section for family in STAGES)]
+    built = [module.build(run) for module in (*modules, certificate)]
+    ours = [section for section in built if section is not None]
+    sections = [*ours, *user.build(run, extra), provenance.build(run)]
     config = run.config
     heading = f"{config.model.name} on {config.data.name}"
     under = f"{config.loss.replace('_', '-')} loss, seed {config.seed}, {config.dtype}"
@@ -97,6 +90,11 @@ def render(run: RunDirectory, *, home: str = "", extra: Sequence[Extra] = ()) ->
         under=under,
         home=home,
     )
+
+
+def _module(name: str) -> Any:
+    """A module of ``reports.sections``."""
+    return import_module(f"curvescope.reports.sections.{name}")
 
 
 def fill(template: str, *, title: str, sections: list[Section], **values: Any) -> str:

@@ -25,7 +25,6 @@ from curvescope.experiments.store import Finding, Outcome
 from curvescope.identity import digest
 
 _LONGEST = 120
-_OURS = ("overview", "sharpness", "spectrum", "layer", "classes", "summary")
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Extra(Part):
 
     def __post_init__(self) -> None:
         """Refuse a name that could be confused with a stage of the library."""
-        if self.name.partition("-")[0] in _OURS:
+        if self.name.partition("-")[0] in {family.name for family in STAGES}:
             rule = "`name` must not begin with that of one of curvescope's own stages"
             raise CurvescopeError("Extra", rule, given=repr(self.name))
 
@@ -63,28 +62,54 @@ class Extra(Part):
         return digest(self.name, self.kind, self.compute)
 
 
+@dataclass(frozen=True)
+class Family:
+    """A stage of the library, or one for each matrix or layer; a line of :data:`STAGES`."""
+
+    name: str  # of the stage, or what its name begins with
+    kind: Any
+    compute: Callable[..., Outcome[Any]]
+    section: str  # the module of ``reports.sections`` that shows it
+    each: str = ""  # "name" of a matrix or "layer": an argument of ``compute``
+    by_class: bool = False  # whether it needs a loss with classes
+
+    def parts(self, chosen: Sequence[str]) -> list[Part]:
+        """Its stages in an analysis of these layers."""
+        if not self.each:
+            return [Part(self.name, self.kind, self.compute)]
+        subjects = {"name": spectra.MATRICES, "layer": chosen}[self.each]
+        return [
+            Part(
+                stage_name(self.name, subject),
+                self.kind,
+                partial(self.compute, **{self.each: subject}),
+            )
+            for subject in subjects
+        ]
+
+
+STAGES = (
+    Family("overview", overview.Overview, overview.compute, "overview"),
+    Family(sharpness.NAME, sharpness.Sharpness, sharpness.compute, "overview"),
+    Family("spectrum", spectra.Spectrum, spectra.compute, "spectra", each="name"),
+    Family("layer", Finding[layers.LayerFindings], layers.compute, "layers", each="layer"),
+    Family(
+        "classes", Finding[class_structure.ClassFindings], class_structure.compute, "classes",
+        by_class=True,
+    ),
+    Family(
+        "classes", Finding[class_layers.ClassLayerFindings], class_layers.compute, "classes",
+        each="layer", by_class=True,
+    ),
+    Family("summary", Summary, summary.compute, "overview"),
+)  # fmt: skip
+"""The stages of the library, in order, and with them the order of the report's sections."""
+
+
 def parts_of(chosen: Sequence[str], *, classes: bool) -> list[Part]:
     """The stages of an analysis of these layers, in order."""
-    parts = [
-        Part("overview", overview.Overview, overview.compute),
-        Part(sharpness.NAME, sharpness.Sharpness, sharpness.compute),
-    ]
-    for name in spectra.MATRICES:
-        compute = partial(spectra.compute, name=name)
-        parts.append(Part(f"spectrum-{name}", spectra.Spectrum, compute))
-    kind: Any
-    for layer in chosen:
-        kind = Finding[layers.LayerFindings]
-        parts.append(Part(stage_name("layer", layer), kind, partial(layers.compute, layer=layer)))
-    if classes:
-        kind = Finding[class_structure.ClassFindings]
-        parts.append(Part("classes", kind, class_structure.compute))
-        for layer in chosen:
-            kind = Finding[class_layers.ClassLayerFindings]
-            by_class = partial(class_layers.compute, layer=layer)
-            parts.append(Part(stage_name("classes", layer), kind, by_class))
-    parts.append(Part("summary", Summary, summary.compute))
-    return parts
+    families = [family for family in STAGES if classes or not family.by_class]
+    return [part for family in families for part in family.parts(chosen)]
 
 
 def kinds_of(config: Analysis, extra: Sequence[Extra] = ()) -> dict[str, Any]:
