@@ -11,6 +11,7 @@ from curvescope.structure.factors import kronecker_factors
 from curvescope.structure.output_hessian import (
     class_subspace,
     closed_output_hessian,
+    later_weights,
     output_hessian_theory,
     random_two_layer,
 )
@@ -76,6 +77,24 @@ def test_only_the_linear_tail_takes_part() -> None:
     expected = (vectors[:, -2:].T @ basis).square().sum() / 2
     assert theory["3"].overlap == pytest.approx(float(expected))
     torch.testing.assert_close(theory["3"].eigenvalues, values.flip(0))
+
+
+def test_later_weights_do_not_depend_on_the_variables() -> None:
+    model = DeepLinear().double()
+    data = convert(classes(4), torch.float64)
+    later = later_weights(cs.Problem(model, data, params=["fc1.weight", "fc3.weight"]))
+    assert [[list(W.shape) for W in each] for each in later.values()] == [
+        [], [[3, 5]], [[5, 6], [3, 5]],
+    ]  # fmt: skip
+    assert list(later) == ["fc3", "fc2", "fc1"]
+    every = kronecker_factors(cs.Problem(model, data))
+    problem = cs.Problem(model, data, params=["fc1.weight"])
+    torch.testing.assert_close(
+        output_hessian_theory(problem, every)["fc1"].predicted,
+        output_hessian_theory(cs.Problem(model, data), every)["fc1"].predicted,
+    )
+    with pytest.raises(cs.CurvescopeError, match="the last layer 'fc3' must be among them"):
+        output_hessian_theory(problem, kronecker_factors(problem))
 
 
 def test_theorem_h1() -> None:

@@ -48,6 +48,7 @@ from curvescope.structure.logistic import (
     sampled_fim,
     symmetric_probabilities,
 )
+from curvescope.structure.logit_centers import CenterMatch, LogitCenters, logit_centers
 from curvescope.structure.outliers import Attribution, Gap, Group, attribute_outliers, widest_gap
 from curvescope.structure.output_hessian import (
     OutputTheory,
@@ -71,6 +72,7 @@ __all__ = [
     "AutocorrelationStructure",
     "AutocorrelationTable",
     "CanonicalModel",
+    "CenterMatch",
     "ClassStructure",
     "ClassTraces",
     "Clusters",
@@ -87,6 +89,7 @@ __all__ = [
     "KroneckerFactors",
     "LayerApproximation",
     "LayerStatistics",
+    "LogitCenters",
     "LogitClusters",
     "Misalignment",
     "MisclassificationStudy",
@@ -118,6 +121,7 @@ __all__ = [
     "layer_approximations",
     "layer_eigenpairs",
     "layer_statistics",
+    "logit_centers",
     "logit_clusters",
     "matricize",
     "misclassification_study",

@@ -91,29 +91,63 @@ def logit_clusters(problem: Problem, layer: str) -> LogitClusters:
     >>> round(clusters.logit_share, 6), round(clusters.class_share, 6)
     (1.0, 0.0)
     """
+    means = logit_means(problem, layer)
+    present = means.counts > 0
+    return LogitClusters(
+        means.name, _clusters(means.weight, present), _clusters(means.output, present)
+    )
+
+
+@dataclass(frozen=True)
+class LogitMeans:
+    """Means over the samples of each class; zero for a class without samples.
+
+    ``weight[i, j]`` is ``Δ_{i,j}`` over the weight as ``[m, n]``, ``output[i, j]`` is ``Γ_{i,j}``.
+    """
+
+    name: str
+    counts: Tensor  # [c]
+    weight: Tensor  # [c, c, m·n]
+    output: Tensor  # [c, c, T·m]
+    roots: Tensor  # [c, c, c]: Q
+    inputs: Tensor  # [c, n]: x, its sum over the positions
+
+
+def logit_means(problem: Problem, layer: str) -> LogitMeans:
+    """``Δ`` and ``Γ`` of :func:`logit_clusters` themselves, with the means of ``Q`` and ``x``.
+
+    >>> model = torch.nn.Linear(1, 2, bias=False).double()
+    >>> with torch.no_grad():
+    ...     _ = model.weight.zero_()
+    >>> problem = Problem(model, (torch.tensor([[1.0], [3.0]]).double(), torch.tensor([0, 0])))
+    >>> means = logit_means(problem, "")
+    >>> means.inputs[0], means.roots[0]  # √½ (I − ½)
+    (tensor([2.], dtype=torch.float64), tensor([[ 0.3536, -0.3536],
+            [-0.3536,  0.3536]], dtype=torch.float64))
+    """
     problem.check_unchanged()
     (name,) = linear_layers(problem, layer)
-    weight: Tensor | None = None
-    output: Tensor | None = None
-    counts: Tensor | None = None
+    sums: LogitMeans | None = None
     for batch in problem.batches():
         check_samples(problem, batch, [name])
         record = capture(problem, batch, [name])
         labels = _labels(problem, batch, record)
-        c = record.output.shape[1]
-        if weight is None or output is None or counts is None:
-            m, n = record.layers[name].matrix_shape
-            weight = record.output.new_zeros(c, c, m * n)
-            output = record.output.new_zeros(c, c, record.positions[name] * m)
-            counts = torch.zeros(c, dtype=torch.long, device=weight.device)
-        _add_batch(record, name, labels, weight, output)
-        counts += torch.bincount(labels, minlength=c)
-    assert weight is not None
-    assert output is not None
-    assert counts is not None
-    divisor = counts.clamp_min(1)[:, None, None]
-    return LogitClusters(
-        name, _clusters(weight / divisor, counts > 0), _clusters(output / divisor, counts > 0)
+        sums = sums or _zeros(name, record)
+        _add_batch(record, labels, sums)
+    assert sums is not None, "a problem has at least one batch"
+    each = sums.counts.clamp_min(1)[:, None, None]
+    return LogitMeans(
+        name, sums.counts, sums.weight / each, sums.output / each, sums.roots / each,
+        sums.inputs / each[:, 0],
+    )  # fmt: skip
+
+
+def _zeros(name: str, record: Capture) -> LogitMeans:
+    c, (m, n) = record.output.shape[1], record.layers[name].matrix_shape
+    zeros, T = record.output.new_zeros, record.positions[name]
+    counts = torch.zeros(c, dtype=torch.long, device=record.output.device)
+    return LogitMeans(
+        name, counts, zeros(c, c, m * n), zeros(c, c, T * m), zeros(c, c, c), zeros(c, n)
     )
 
 
@@ -126,20 +160,23 @@ def _labels(problem: Problem, batch: Batch, record: Capture) -> Tensor:
 
 
 @torch.no_grad()
-def _add_batch(record: Capture, name: str, labels: Tensor, weight: Tensor, output: Tensor) -> None:
+def _add_batch(record: Capture, labels: Tensor, sums: LogitMeans) -> None:
     p = torch.softmax(record.output.detach(), 1)
     c = p.shape[1]
-    x = record.rows(name)
+    x = record.rows(sums.name)
     members = [(labels == i).nonzero()[:, 0] for i in range(c)]
+    for i, index in enumerate(members):
+        sums.counts[i] += len(index)
+        sums.inputs[i] += x[index].sum((0, 1))
     for j in range(c):
         q = -p * p[:, j : j + 1].sqrt()
         q[:, j] += p[:, j].sqrt()
-        e = record.errors(name, record.pull_back(q, last=j == c - 1)[name])  # [B, T, m]
+        e = record.errors(sums.name, record.pull_back(q, last=j == c - 1)[sums.name])  # [B, T, m]
         for i, index in enumerate(members):
-            if len(index):
-                errors = e[index]
-                weight[i, j] += torch.einsum("btm,btn->mn", errors, x[index]).flatten()
-                output[i, j] += errors.sum(0).flatten()
+            errors = e[index]
+            sums.weight[i, j] += torch.einsum("btm,btn->mn", errors, x[index]).flatten()
+            sums.output[i, j] += errors.sum(0).flatten()
+            sums.roots[i, j] += q[index].sum(0)
 
 
 def _clusters(points: Tensor, present: Tensor) -> Clusters:

@@ -20,28 +20,32 @@ from torch import Tensor, nn
 from curvescope import _checks
 from curvescope._random import gaussian
 from curvescope.errors import CurvescopeError
+from curvescope.layers import kind_of
 from curvescope.operators.base import LinearOperator
 from curvescope.problem.problem import Problem
-from curvescope.record.selection import layer_of, linear_layers
 from curvescope.spectra.eigensolver import eigenpairs
 from curvescope.structure.factors import KroneckerFactors
 from curvescope.structure.overlaps import overlap
 
 
-def _later_product(later: Sequence[Tensor], classes: int) -> Tensor:
-    """``S = W^(L) ⋯ W^(p+1): [c, m]`` from the weights after a layer, the next one first."""
+def later_product(later: Sequence[Tensor], classes: int) -> Tensor:
+    """``S = W^(L) ⋯ W^(p+1): [c, m]`` from the weights after a layer, the next one first.
+
+    >>> later_product([torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0, 4.0]])], 1)
+    tensor([[11.]], dtype=torch.float64)
+    """
     S = None
     for W in reversed(later):
         if W.ndim != 2 or (S is not None and S.shape[1] != W.shape[0]):
             shapes = " · ".join(str(list(w.shape)) for w in reversed(later))
             rule = "the weights must chain as matrices"
-            raise CurvescopeError("_later_product(later)", rule, given=shapes)
+            raise CurvescopeError("later_product(later)", rule, given=shapes)
         S = W if S is None else S @ W
     if S is None:
         return torch.eye(classes, dtype=torch.float64)
     if S.shape[0] != classes:
         rule = f"the last weight needs {classes} rows"
-        raise CurvescopeError("_later_product(later)", rule, given=S.shape[0])
+        raise CurvescopeError("later_product(later)", rule, given=S.shape[0])
     return S.double()
 
 
@@ -62,7 +66,7 @@ def class_subspace(later: Sequence[Tensor], classes: int) -> Tensor:
             [0.7071]], dtype=torch.float64)
     """
     classes = _checks.positive_int("class_subspace", "classes", classes, minimum=2)
-    S = _later_product(later, classes)
+    S = later_product(later, classes)
     centered = S - S.mean(0)  # rows Sᵀ(e_i − 1/c) span Sᵀ a for a ⊥ 1
     u, s, _ = torch.linalg.svd(centered.T, full_matrices=False)
     rank = int((s > len(s) * torch.finfo(s.dtype).eps * s[0]).sum())
@@ -75,7 +79,7 @@ def closed_output_hessian(later: Sequence[Tensor], mean_hessian: Tensor) -> Tens
     >>> closed_output_hessian([torch.eye(2)], torch.eye(2))[0, 0]
     tensor(0.2500, dtype=torch.float64)
     """
-    S = _later_product(later, mean_hessian.shape[0]).to(mean_hessian.device)
+    S = later_product(later, mean_hessian.shape[0]).to(mean_hessian.device)
     return S.T @ mean_hessian.double() @ S / 4.0 ** len(later)
 
 
@@ -115,28 +119,45 @@ def output_hessian_theory(
     >>> theory.dimension, round(theory.overlap, 4)  # the last layer: all but the vector 1
     (2, 1.0)
     """
-    order = [name for name in linear_layers(problem) if name in factors]
-    last = linear_layers(problem)[-1]
-    if last not in factors:
+    weights = later_weights(problem)
+    last = next(iter(weights), None)
+    if last is not None and last not in factors:
         rule = f"the last layer {last!r} must be among them"
         raise CurvescopeError("output_hessian_theory(factors)", rule)
-    A = factors[last].output_hessian
-    classes = A.shape[0]
-    theories: dict[str, OutputTheory] = {}
-    later: list[Tensor] = []
-    for name in reversed(linear_layers(problem)):
-        layer = layer_of(problem.model, name)
-        if layer.weight.ndim != 2 or (later and later[0].shape[1] != layer.matrix_shape[0]):
-            break
-        if name in order:
-            theories[name] = _theory(
-                name, factors[name].output_hessian.double().cpu(), later, A.cpu()
-            )
-        later.insert(0, layer.matrix.detach().cpu())
-    if not theories or classes < 2:
+    if last is None or len(factors[last].output_hessian) < 2:
         rule = "needs a linear last layer with at least two outputs"
         raise CurvescopeError("output_hessian_theory(problem)", rule)
-    return {name: theories[name] for name in order if name in theories}
+    hessians = {
+        name: factors[name].output_hessian.double().cpu() for name in weights if name in factors
+    }
+    return {
+        name: _theory(name, hessians[name], weights[name], hessians[last])
+        for name in reversed(weights)
+        if name in hessians
+    }
+
+
+def later_weights(problem: Problem) -> dict[str, list[Tensor]]:
+    """The weights after each layer, the next one first, for the plain matrices at the end.
+
+    A layer is there if it and all after it are plain matrices that fit together, taken in the order
+    of the model's modules, variables of the problem or not; the last one comes first and has none.
+
+    >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    >>> problem = Problem(model, (torch.randn(5, 4), torch.tensor([0, 1, 1, 0, 1])))
+    >>> {name: [list(W.shape) for W in later] for name, later in later_weights(problem).items()}
+    {'2': [], '0': [[2, 3]]}
+    """
+    later: list[Tensor] = []
+    weights: dict[str, list[Tensor]] = {}
+    kinds = {name: kind_of(module) for name, module in problem.model.named_modules()}
+    layers = [(name, layer) for name, layer in kinds.items() if layer is not None]
+    for name, layer in reversed(layers):
+        if layer.weight.ndim != 2 or (later and later[0].shape[1] != layer.matrix_shape[0]):
+            break
+        weights[name] = list(later)
+        later.insert(0, layer.matrix.detach().cpu())
+    return weights
 
 
 def _theory(name: str, M: Tensor, later: list[Tensor], A: Tensor) -> OutputTheory:
