@@ -12,7 +12,6 @@ from torch import Tensor
 
 from curvescope.experiments.analyze import analyze
 from curvescope.experiments.best_values import best_values, best_values_of, with_best_values
-from curvescope.experiments.checks import Number
 from curvescope.experiments.demo import column, demonstrate
 from curvescope.experiments.quantities import (
     ABSOLUTE,
@@ -37,6 +36,7 @@ from curvescope.experiments.store import RunDirectory
 from curvescope.operators.simple import Diagonal
 from curvescope.problem import Problem
 from curvescope.spectra import eigenpairs, spectral_measure
+from curvescope.spectra.estimate import Estimate
 from curvescope.spectra.exact import exact_spectrum
 from tests.experiments.examples import QUICK, TINY, data, problems, trained
 from tests.reference.curvature import Reference
@@ -60,11 +60,11 @@ def of_diagonal(values: Tensor, pairs: int, *, exact: bool = False) -> Spectrum:
     A, g = Diagonal(values.double()), torch.Generator().manual_seed(0)
     found = eigenpairs(A, pairs, which="magnitude", tol=1e-8, generator=g)
     measure = spectral_measure(A, steps=20, probes=8, deflate=found, generator=g)
-    total = Number(float(values.sum()), 0.5, 16)
-    norm = Number(float(values.double().norm()), 0.5, 16)
+    total = Estimate(float(values.sum()), 0.5, 16, 16)
+    norm = Estimate(float(values.double().norm()), 0.5, 16, 16)
     return Spectrum(
         "A", measure, found.residuals, total, norm, exact_spectrum(A) if exact else None,
-        Number(0.0), 0, bool(found.converged), False, None, 2.2e-16, None,
+        Estimate(0.0, 0.0, 0, 0), 0, bool(found.converged), False, None, 2.2e-16, None,
     )  # fmt: skip
 
 
@@ -147,14 +147,17 @@ def test_without_a_diagonal_of_E_the_traces_of_H_and_G_are_one_number(
     assert best_values_of(only_g, report)["H"][TRACE].how == "exact"
     # Where E may have a diagonal, its trace is what was measured.
     apart = {name: replace(spectrum, no_diagonal=False) for name, spectrum in rough.items()}
-    apart["E"] = replace(apart["E"], trace=Number(0.25, 0.125, 16))
+    apart["E"] = replace(apart["E"], trace=Estimate(0.25, 0.125, 16, 16))
     assert str(best_values_of(apart, report)["E"][TRACE]) == "0.25 ± 0.12"
 
 
 def test_of_two_ways_to_the_trace_of_H_the_finer_one_is_taken() -> None:
     H, G, E = (of_diagonal(torch.linspace(-1, x, 60), 2) for x in (5, 4, 3))
-    H, E = replace(H, trace=Number(120.0, 9.0, 16)), replace(E, trace=Number(60.0, 0.3, 16))
-    G = replace(G, trace=Number(90.0, 0.4, 16))
+    H, E = (
+        replace(H, trace=Estimate(120.0, 9.0, 16, 16)),
+        replace(E, trace=Estimate(60.0, 0.3, 16, 16)),
+    )
+    G = replace(G, trace=Estimate(90.0, 0.4, 16, 16))
     entry = best_values_of({"H": H, "G": G, "E": E}, None)["H"][TRACE]
     assert (entry.value, entry.error, entry.source) == (150.0, pytest.approx(0.5), "tr G + tr E")
 
@@ -227,9 +230,13 @@ def test_every_wrong_number_fails_its_check() -> None:
     for exact in (True, False):
         sound = of_diagonal(values, 2, exact=exact)
         assert failing(checks(sound, pairs)) == []
-        wrong_trace = replace(sound, trace=Number(float(values.sum()) + 30.0, 0.5, 16))
+        wrong_trace = replace(
+            sound, trace=replace(sound.trace, value=float(values.sum()) + 30.0, stderr=0.5)
+        )
         assert [text[:4] for text in failing(checks(wrong_trace, pairs))] == ["tr A"]
-        wrong_norm = replace(sound, frobenius=Number(1.5 * sound.frobenius.value, 0.1, 16))
+        wrong_norm = replace(
+            sound, frobenius=replace(sound.frobenius, value=1.5 * sound.frobenius.value, stderr=0.1)
+        )
         assert [text[:5] for text in failing(checks(wrong_norm, pairs))] == ["‖A‖_F"]
     sound = of_diagonal(values, 2, exact=True)
     assert sound.exact is not None

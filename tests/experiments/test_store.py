@@ -101,9 +101,9 @@ def test_stages_cannot_lead_out_of_the_directory(stage: str) -> None:
 
 
 def test_another_format_is_refused(tmp_path: Path) -> None:
-    config = {"type": "Analysis", "format": 4, "checksum": ""}
+    config = {"type": "Analysis", "format": 5, "checksum": ""}
     io.write_json(tmp_path / "config.json", config)
-    with pytest.raises(CurvescopeError, match="has format 4, this version reads 3"):
+    with pytest.raises(CurvescopeError, match="has format 5, this version reads 4"):
         RunDirectory(tmp_path)
     io.write_json(tmp_path / "config.json", {"kind": "analysis", "format": 1, "stages": []})
     with pytest.raises(CurvescopeError, match="holds no Analysis, but something else"):

@@ -63,6 +63,16 @@ def test_evaluate_is_the_mean_over_samples() -> None:
     assert fit.accuracy == (output.argmax(1) == y).double().mean().item()
 
 
+def test_a_loss_with_class_weights_is_refused_with_what_to_do_instead() -> None:
+    weighted = nn.CrossEntropyLoss(weight=torch.linspace(1, 2, CLASSES).double())
+    net = model()
+    with pytest.raises(CurvescopeError, match=r"which the mean over the samples does not; leave "):
+        evaluate(net, data(), loss=weighted)
+    with pytest.raises(CurvescopeError, match=r"the mean of an epoch does not; train with a loss"):
+        train(net, data(), RECIPE, loss=weighted)
+    assert Problem(net, data(), weighted).value() > 0  # what the first refusal names
+
+
 def test_the_logistic_loss_has_one_output() -> None:
     X, y = data()
     net = network("T-8", FEATURES, 1, generator=torch.Generator().manual_seed(0)).double()

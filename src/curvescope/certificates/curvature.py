@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from curvescope._state import copied, evaluated, strict_precision
 from curvescope.certificates.bases import Bases, Eigenbases
 from curvescope.certificates.blocks import Block, Layout
+from curvescope.certificates.losses import single
 from curvescope.errors import ModelError
 from curvescope.layers import watched_calls
+from curvescope.problem.losses.recognize import classifier_loss
 from curvescope.problem.problem import Problem
 from curvescope.structure.factors import KroneckerFactors, kronecker_factors
 
@@ -68,9 +70,7 @@ class CurvatureBases:
         pieces = list(zip(self._X.split(_CHUNK), self._y.split(_CHUNK), strict=True))
         with torch.no_grad():
             outputs = self._model(self._X[:2])
-        binary = outputs.ndim == 1 or outputs.shape[1] == 1
-        loss = "binary_logistic" if binary else "cross_entropy"
-        problem = Problem(self._model, pieces, loss=loss)
+        problem = Problem(self._model, pieces, loss=classifier_loss(outputs))
         factors_of_layers: dict[str, KroneckerFactors] = {}
         for bias in (True, False):
             layers = [
@@ -126,7 +126,7 @@ class CurvatureBases:
 def _output_curvature(outputs: Tensor) -> Tensor:
     """``A = E[diag p − p pᵀ]``, or ``E[p (1 − p)]`` for one output."""
     z = outputs.double()
-    if z.ndim == 1 or z.shape[1] == 1:
+    if single(z):
         p = torch.sigmoid(z.reshape(-1))
         return (p * (1 - p)).mean().reshape(1, 1)
     p = torch.softmax(z, 1)

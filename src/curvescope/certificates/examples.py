@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from curvescope._state import held
 from curvescope.errors import CurvescopeError
+from curvescope.problem.losses.recognize import classifier_loss
 
 
 def home(where: str, model: nn.Module) -> tuple[torch.device, torch.dtype]:
@@ -63,7 +64,8 @@ def check_labels(where: str, model: nn.Module, data: tuple[Tensor, Tensor]) -> N
     """Refuse labels that the model's outputs do not cover."""
     with held(model, "eval"), torch.no_grad():
         output = model(data[0][:2])
-    classes = 2 if output.ndim == 1 or output.shape[1] == 1 else output.shape[1]
+    classes = classifier_loss(output).classes(output[:1].numel())
+    assert classes is not None, "the loss of a classifier"
     low, high = int(data[1].min()), int(data[1].max())
     if low < 0 or high >= classes:
         rule = f"labels must lie in 0 … {classes - 1}, as the model's outputs say"

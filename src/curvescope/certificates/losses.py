@@ -13,6 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+def single(output: Tensor) -> bool:
+    """Whether logits ``[B]`` or ``[B, 1]`` decide between two classes, by their sign."""
+    return output.ndim == 1 or output.shape[1] == 1
+
+
 def error_rate(output: Tensor, target: Tensor) -> Tensor:
     """Whether each example is classified wrongly, as 0 or 1 (DH eq. 59 with ``≠``).
 
@@ -22,7 +27,7 @@ def error_rate(output: Tensor, target: Tensor) -> Tensor:
     >>> error_rate(torch.tensor([[0.2], [-3.0]]), torch.tensor([1, 1])).tolist()
     [0.0, 1.0]
     """
-    if output.ndim == 1 or output.shape[1] == 1:
+    if single(output):
         flat = output.reshape(-1)
         right = ((flat > 0) == (target > 0)) & ~flat.isnan()
     else:
@@ -36,7 +41,7 @@ def margins(output: Tensor, target: Tensor) -> Tensor:
     >>> margins(torch.tensor([[2.0, -1.0, 0.5]]), torch.tensor([0])).tolist()
     [1.5]
     """
-    if output.ndim == 1 or output.shape[1] == 1:
+    if single(output):
         return output.reshape(-1) * (2 * target - 1)
     right = output.gather(1, target[:, None])
     others = output.scatter(1, target[:, None], -torch.inf)
@@ -57,7 +62,7 @@ def surrogate(output: Tensor, target: Tensor, *, kind: str, temperature: float |
     >>> surrogate(z, y, kind="sigmoid", temperature=0.5).item()
     0.5
     """
-    binary = output.ndim == 1 or output.shape[1] == 1
+    binary = single(output)
     margin = output.reshape(-1) * (2 * target - 1) if binary else output
     if kind == "sigmoid":
         if binary:

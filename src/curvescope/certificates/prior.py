@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from curvescope import io
@@ -19,6 +18,7 @@ from curvescope._state import copied, evaluated
 from curvescope.certificates.blocks import Layout
 from curvescope.certificates.examples import as_examples, overlap, split
 from curvescope.errors import CurvescopeError
+from curvescope.problem.losses.recognize import classifier_loss
 
 _EPOCHS = 20
 
@@ -170,11 +170,7 @@ def _train_prior(
         order = torch.randperm(len(X), generator=generator).to(X.device)
         for chosen in order.split(128):
             z = start(X[chosen])
-            if z.ndim == 1 or z.shape[1] == 1:
-                target = y[chosen].to(z.dtype)
-                loss = F.binary_cross_entropy_with_logits(z.reshape(-1), target)
-            else:
-                loss = F.cross_entropy(z, y[chosen])
+            loss = classifier_loss(z).mean(z, y[chosen])
             slopes = torch.autograd.grad(loss, variables)
             for variable, slope in zip(variables, slopes, strict=True):
                 variable.grad = slope

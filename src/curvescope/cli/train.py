@@ -82,7 +82,7 @@ def train(
     ] = "cross_entropy",
     trace_weight: Annotated[
         float | None,
-        typer.Option(metavar="W", help="Penalize the trace of the curvature (PP eq. 13)."),
+        typer.Option(metavar="W", help="Add W times the trace of the curvature to the loss."),
     ] = None,
     trace_of: Annotated[
         str | None, typer.Option(metavar="NAME", help="Whose trace: ggn (if none) or hessian.")

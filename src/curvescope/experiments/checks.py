@@ -9,30 +9,27 @@ level, not an interval's: :meth:`curvescope.spectra.estimate.Estimate.interval` 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import erfc, hypot, sqrt
 
-from curvescope._checks import AnyFloat
 from curvescope._numbers import plus_minus
-from curvescope.spectra.estimate import student
+from curvescope.spectra.estimate import Estimate, student
 
 _DEVIATIONS = 4.0
 
 
 @dataclass(frozen=True)
 class Number:
-    """A value with its standard error (0: exact up to rounding) and its number of probes."""
+    """A side of a check that was computed from other numbers, and is no estimate itself.
 
-    value: AnyFloat
-    stderr: AnyFloat = 0.0
+    ``stderr`` is 0 where it is exact up to rounding; ``probes`` is one more than the degrees of
+    freedom of ``stderr``.
+    """
+
+    value: float
+    stderr: float = 0.0
     probes: int = 0
-
-    def scaled(self, factor: float) -> Number:
-        """The number times an exact factor."""
-        return Number(self.value * factor, self.stderr * abs(factor), self.probes)
-
-    def __str__(self) -> str:
-        return plus_minus(self.value, self.stderr)
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,7 @@ class Check:
 
 def agree(
     what: str,
-    ways: dict[str, Number],
+    ways: Mapping[str, Number | Estimate[float]],
     *,
     rounding: float = 1e-4,
     scale: float = 0.0,
@@ -75,11 +72,13 @@ def agree(
     (_, a), (_, b) = ways.items()
     allowed = reach(a, b) * hypot(a.stderr, b.stderr)
     allowed += rounding * max(abs(a.value), abs(b.value), scale) + slack
-    listed = ", ".join(f"{source} {number}" for source, number in ways.items())
+    listed = ", ".join(
+        f"{source} {plus_minus(number.value, number.stderr)}" for source, number in ways.items()
+    )
     return Check(f"{what} {listed}", abs(a.value - b.value) <= allowed)
 
 
-def reach(a: Number, b: Number) -> float:
+def reach(a: Number | Estimate[float], b: Number | Estimate[float]) -> float:
     """The largest difference, in standard errors, at which two numbers still agree.
 
     Student's quantile, whose degrees of freedom are Welch's for the difference of two means.

@@ -71,7 +71,7 @@ class DataNote:
 class Analysis:
     """The configuration of an analysis: two with the same one have the same numbers."""
 
-    FORMAT: ClassVar[int] = 3
+    FORMAT: ClassVar[int] = 4
 
     stages: tuple[str, ...]
     seed: int

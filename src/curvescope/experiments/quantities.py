@@ -11,7 +11,6 @@ import torch
 
 from curvescope._checks import AnyFloat
 from curvescope._numbers import plus_minus
-from curvescope.experiments.checks import Number
 from curvescope.experiments.stages.spectra import MATRICES, Spectrum
 from curvescope.flatness.measures import CurvatureMeasures
 from curvescope.flatness.report import SharpnessReport
@@ -134,9 +133,10 @@ def _of_estimate(estimate: Estimate[float], source: str) -> Value:
     return Value(estimate.value, error, "converged" if converged else "estimate", source)
 
 
-def _sampled(number: Number, source: str) -> Value:
+def _sampled(estimate: Estimate[float], source: str) -> Value:
     """An estimate; without an error it is exact, as with a random vector for each dimension."""
-    return Value(number.value, number.stderr, "estimate" if number.stderr else "exact", source)
+    how: How = "estimate" if estimate.stderr else "exact"
+    return Value(estimate.value, estimate.stderr, how, source)
 
 
 def traces_of(

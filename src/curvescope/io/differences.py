@@ -10,13 +10,13 @@ from curvescope.errors import mention
 
 _MOST = 6
 """Differences that a sentence can hold."""
-_DIGEST = re.compile(r"#?[0-9a-f]{32,64}")
+_DIGEST = re.compile(r"#?\b[0-9a-f]{32,64}\b")
 
 
 def differences(
     there: Any, here: Any, words: Mapping[str, str] | None = None, name: str = ""
 ) -> list[str]:
-    """The differences of two configurations in words; of digests, only that they differ.
+    """The differences of two configurations in words; of two digests, only that they differ.
 
     Args:
         there: Plain JSON.
@@ -28,6 +28,8 @@ def differences(
     ['`lr` is 0.1 there and 0.2 here']
     >>> differences({"data": {"digest": "0" * 64}}, {"data": {"digest": "1" * 64}})
     ['`data.digest` is another one']
+    >>> differences({"test": None}, {"test": "0123456789ab" + "0" * 52})
+    ["`test` is None there and '0123456789ab…' here"]
     """
     if isinstance(there, dict) and isinstance(here, dict):
         return [
@@ -40,9 +42,16 @@ def differences(
     if there == here:
         return []
     digests = all(isinstance(x, str) and _DIGEST.fullmatch(x) for x in (there, here))
-    default = "{name} is another one" if digests else "{name} is {there!r} there and {here!r} here"
-    text = (words or {}).get(name, default)
-    return [text.format(name=mention(name), there=there, here=here)]
+    if words and name in words:
+        return [words[name].format(there=there, here=here)]
+    if digests:
+        return [f"{mention(name)} is another one"]
+    return [f"{mention(name)} is {_shown(there)} there and {_shown(here)} here"]
+
+
+def _shown(value: Any) -> str:
+    """A value as Python writes it, the digests in it cut short."""
+    return _DIGEST.sub(lambda digest: f"{digest[0][:12]}…", repr(value))
 
 
 def in_words(different: list[str]) -> str:

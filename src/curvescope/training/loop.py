@@ -17,7 +17,16 @@ from curvescope.errors import CurvescopeError
 from curvescope.problem.losses import Loss, as_loss
 from curvescope.training.engine import make_engine
 from curvescope.training.folder import RunFolder
-from curvescope.training.objective import Fit, Penalty, as_tensors, check_fit, home, labeled, totals
+from curvescope.training.objective import (
+    Fit,
+    Penalty,
+    as_tensors,
+    check_even,
+    check_fit,
+    home,
+    labeled,
+    totals,
+)
 from curvescope.training.recipe import Recipe
 from curvescope.training.records import Epoch
 from curvescope.training.run import (
@@ -162,7 +171,9 @@ def train_many(
     measured = (
         None if test is None else as_tensors(f"{where}(test)", test, device, dtype, losses[0])
     )
+    remedy = "train with a loss that averages over samples or elements, without class weights"
     for model, recipe, minimized in zip(models, recipes, losses, strict=True):
+        check_even(where, minimized, "the mean of an epoch", remedy)
         for split in (X, y), measured:
             if split is not None:
                 check_fit(where, model, minimized, *split)

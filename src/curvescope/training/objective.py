@@ -114,13 +114,16 @@ def _check_labels(where: str, X: Tensor, y: Tensor) -> None:
         )
 
 
+def check_even(where: str, loss: Loss, mean: str, remedy: str) -> None:
+    """Refuse a loss that weighs samples differently, as one with class weights does."""
+    if not loss.even:
+        rule = f"the loss {loss.name!r} weighs samples differently, which {mean} does not"
+        raise CurvescopeError(where, rule, remedy=remedy)
+
+
 @torch.no_grad()
 def check_fit(where: str, model: nn.Module, loss: Loss, X: Tensor, y: Tensor) -> None:
-    """Refuse inputs, targets or a loss that do not fit the model, before a kernel fails on them."""
-    if not loss.even:
-        rule = f"the loss {loss.name!r} weighs samples differently, which an epoch's mean does not"
-        remedy = "train with a loss that averages over samples or elements, without class weights"
-        raise CurvescopeError(where, rule, remedy=remedy)
+    """Refuse inputs and targets that do not fit the model, before a kernel fails on them."""
     few = X[:1] if labeled(loss) else X[:2]
     try:
         with held(model, "eval"):
@@ -184,6 +187,8 @@ def evaluate(
     measured = as_loss(loss)
     device, dtype = home(where, model)
     X, y = as_tensors(where, data, device, dtype, measured)
+    remedy = "leave the weights out, or take Problem(model, data, loss).value()"
+    check_even(where, measured, "the mean over the samples", remedy)
     check_fit(where, model, measured, X, y)
     with held(model, "eval"):
         return Fit.of(totals(model, X, y, measured), len(y))

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from curvescope._checks import AnyFloat
-from curvescope.experiments.checks import Number
 from curvescope.experiments.stages.context import Context
 from curvescope.experiments.stages.spectrum_checks import checks
 from curvescope.experiments.store import Outcome, RunDirectory
@@ -26,6 +25,7 @@ from curvescope.operators.base import LinearOperator
 from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.operators.hessian import Hessian
 from curvescope.spectra.eigensolver import eigenpairs
+from curvescope.spectra.estimate import Estimate
 from curvescope.spectra.exact import ExactSpectrum, exact_spectrum, log_distance
 from curvescope.spectra.measure import SpectralMeasure, spectral_measure
 from curvescope.spectra.rank import rank_degeneracy
@@ -41,10 +41,10 @@ class Spectrum:
     name: str
     measure: SpectralMeasure
     residuals: Tensor  # of the outliers
-    trace: Number
-    frobenius: Number
+    trace: Estimate[float]
+    frobenius: Estimate[float]
     exact: ExactSpectrum | None
-    degenerate: Number  # the mass of the Ritz value nearest zero (FF App. D)
+    degenerate: Estimate[float]  # the mass of the Ritz value nearest zero (FF App. D)
     products: int
     converged: bool  # whether the residuals of all outliers are small
     no_diagonal: bool  # whether E is proved to have none, so that tr H = tr G
@@ -104,15 +104,14 @@ def compute(context: Context, name: str) -> Outcome[Spectrum]:
         **context.control("norm"),
     )
     exact = exact_spectrum(A) if _rows(A) <= settings.exact_rows else None
-    at_zero = rank_degeneracy(measure).nearest
     spectrum = Spectrum(
         name,
         measure,
         pairs.residuals.cpu().double(),
-        Number(tr.value, tr.stderr, tr.probes),
-        Number(norm.value, norm.stderr, norm.probes),
+        tr,
+        norm,
         exact,
-        Number(at_zero.value, at_zero.stderr, at_zero.probes),
+        rank_degeneracy(measure).nearest,
         pairs.products + measure.products + tr.products + norm.products,
         bool(pairs.converged),
         A.same_diagonal() is not A,

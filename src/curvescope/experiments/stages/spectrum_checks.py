@@ -9,6 +9,7 @@ import torch
 
 from curvescope.experiments.checks import Check, Number, agree
 from curvescope.spectra.eigensolver import EigenPairs
+from curvescope.spectra.estimate import Estimate
 from curvescope.spectra.exact import ExactSpectrum
 from curvescope.spectra.measure import SpectralMeasure
 
@@ -24,7 +25,10 @@ def checks(spectrum: Spectrum, pairs: EigenPairs) -> tuple[Check, ...]:
     """
     name, measure, exact = spectrum.name, spectrum.measure, spectrum.exact
     norm = float(measure.outliers.abs().max())
-    traces = {"from the density": power_sum(measure, 1), "by XTrace": spectrum.trace}
+    traces: dict[str, Number | Estimate[float]] = {
+        "from the density": power_sum(measure, 1),
+        "by XTrace": spectrum.trace,
+    }
     squares = {"from the density": power_sum(measure, 2), "by Hutch++": squared(spectrum.frobenius)}
     results = [_converged(name, pairs)]
     if exact is None:
@@ -62,9 +66,9 @@ def power_sum(measure: SpectralMeasure, k: int) -> Number:
     return Number(n * moment.value, error, 1 + round(moment.probes * squares))
 
 
-def squared(number: Number) -> Number:
+def squared(norm: Estimate[float]) -> Number:
     """The square, its error by the delta method."""
-    return Number(number.value**2, 2 * abs(number.value) * number.stderr, number.probes)
+    return Number(norm.value**2, 2 * abs(norm.value) * norm.stderr, norm.probes)
 
 
 def _converged(name: str, pairs: EigenPairs) -> Check:

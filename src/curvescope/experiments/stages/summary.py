@@ -14,6 +14,7 @@ from curvescope.experiments.stages.spectrum_checks import power_sum
 from curvescope.experiments.store import Finding, Outcome, RunDirectory
 from curvescope.flatness.measures import CurvatureMeasures
 from curvescope.flatness.report import SharpnessReport
+from curvescope.spectra.estimate import Estimate
 
 
 def compute(context: Context) -> Outcome[Summary]:
@@ -46,13 +47,13 @@ def _sum_of_traces(measured: dict[str, Spectrum]) -> Check:
     return agree("tr H", ways, scale=scale)
 
 
-def _trace(spectrum: Spectrum) -> tuple[Number, str]:
+def _trace(spectrum: Spectrum) -> tuple[Number | Estimate[float], str]:
     if spectrum.exact is None:
         return spectrum.trace, "by XTrace"
     return Number(float(spectrum.exact.values.sum())), "from all eigenvalues"
 
 
-def _probes(number: Number) -> int:
+def _probes(number: Number | Estimate[float]) -> int:
     """The probes behind a number; an exact one does not limit those of a sum."""
     return number.probes if number.stderr else 10**6
 
@@ -65,7 +66,7 @@ def _sharpness(report: SharpnessReport, measured: dict[str, Spectrum]) -> list[C
         if tr.stderr and not (name == "H" and spectrum.no_diagonal):  # it is that of G then
             trace, words = _trace(spectrum)
             ways = {
-                "of the sharpness report": Number(tr.value, tr.stderr, tr.probes),
+                "of the sharpness report": tr,
                 words: trace,
             }
             scale = float(spectrum.measure.outliers.abs().max())

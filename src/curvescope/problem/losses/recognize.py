@@ -57,6 +57,17 @@ def as_loss(loss: str | nn.Module | Callable[..., Tensor] | Loss) -> Loss:
     return Custom(loss)
 
 
+def classifier_loss(output: Tensor) -> Loss:
+    """The loss of a classifier by its logits: ``[B]`` or ``[B, 1]`` are two classes.
+
+    >>> import torch
+    >>> classifier_loss(torch.zeros(5, 1)).name, classifier_loss(torch.zeros(5, 3)).name
+    ('binary_logistic', 'cross_entropy')
+    """
+    single = output.ndim == 1 or output.shape[1] == 1
+    return _named("binary_logistic" if single else "cross_entropy")
+
+
 @cache
 def _named(name: str) -> Loss:
     return BY_NAME[name]()
