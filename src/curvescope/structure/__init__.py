@@ -49,6 +49,12 @@ from curvescope.structure.logistic import (
     symmetric_probabilities,
 )
 from curvescope.structure.logit_centers import CenterMatch, LogitCenters, logit_centers
+from curvescope.structure.network_factors import (
+    MeanCosines,
+    mean_cosines,
+    network_cfac,
+    network_kfac,
+)
 from curvescope.structure.outliers import Attribution, Gap, Group, attribute_outliers, widest_gap
 from curvescope.structure.output_hessian import (
     OutputTheory,
@@ -91,6 +97,7 @@ __all__ = [
     "LayerStatistics",
     "LogitCenters",
     "LogitClusters",
+    "MeanCosines",
     "Misalignment",
     "MisclassificationStudy",
     "MomentStatistics",
@@ -124,7 +131,10 @@ __all__ = [
     "logit_centers",
     "logit_clusters",
     "matricize",
+    "mean_cosines",
     "misclassification_study",
+    "network_cfac",
+    "network_kfac",
     "output_hessian_theory",
     "output_hessians",
     "overlap",

@@ -138,7 +138,7 @@ def kronecker_factors(
             loss = problem.loss_at(record.output, piece)
             members: Members = {ALL: (None, record.samples, loss.weight)}
             if by_class:
-                members, classes = _by_label(piece, record.output, loss)
+                members, classes = by_label("kronecker_factors", piece, record.output, loss)
             _check_size(record, len({*members, *(label for _, label in moments)}))
             directions = root(LossHessian(), loss, record.output, piece.index)
             _add_piece(record, directions, members, moments)
@@ -226,13 +226,20 @@ def _some(t: Tensor, index: Tensor | None, samples: int) -> Tensor:
     return t.reshape(samples, -1, *t.shape[1:])[index].flatten(0, 1)
 
 
-def _by_label(batch: Batch, z: Tensor, loss: LossAt) -> tuple[Members, int]:
-    """The samples of each label, and the number of classes."""
+def by_label(where: str, batch: Batch, z: Tensor, loss: LossAt) -> tuple[Members, int]:
+    """The samples of each label, and the number of classes; ``where`` is the caller, for errors.
+
+    >>> from curvescope.problem.losses import as_loss
+    >>> batch, z = Batch(torch.zeros(3, 1), torch.tensor([2, 0, 2]), 0), torch.zeros(3, 4)
+    >>> loss = as_loss("cross_entropy").at(z, batch.target)
+    >>> by_label("doctest", batch, z, loss)
+    ({0: (tensor([1]), 1, 1.0), 2: (tensor([0, 2]), 2, 2.0)}, 4)
+    """
     y, outputs = batch.target, z[0].numel()
     labels = isinstance(y, Tensor) and not y.is_floating_point() and y.numel() == z.shape[0]
     if not labels or not loss.count == loss.weight == z.shape[0]:
         rule = "needs one class label for each sample, all of the same weight"
-        raise CurvescopeError("kronecker_factors(by_class=True)", rule)
+        raise CurvescopeError(f"{where}, by class", rule)
     members: Members = {}
     for label in y.unique().tolist():
         index = (y.flatten() == label).nonzero()[:, 0]

@@ -66,7 +66,7 @@ def full_output_hessian(
     for batch in problem.batches():
         check_samples(problem, batch, names)
         record = capture(problem, batch, names)
-        _check_plain(record)
+        check_plain("full_output_hessian", record)
         loss = problem.loss_at(record.output, batch)
         samples, weight = samples + record.samples, weight + loss.weight
         for name in names:
@@ -84,12 +84,13 @@ def full_output_hessian(
     )
 
 
-def _check_plain(record: Capture) -> None:
+def check_plain(where: str, record: Capture) -> None:
+    """Refuse layers that are applied at several positions; ``where`` is the caller, for errors."""
     for name, positions in record.positions.items():
         if positions != 1:
             kind = type(record.layers[name].module).__name__
             raise CurvescopeError(
-                "full_output_hessian",
+                where,
                 f"layer {name!r} must be applied once to a sample",
                 given=f"{kind} at {positions} positions",
                 remedy="name the fully connected layers in `layers`",
