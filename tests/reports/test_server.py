@@ -18,6 +18,7 @@ import pytest
 
 from curvescope import io
 from curvescope.errors import CurvescopeError
+from curvescope.experiments.configuration import Analysis
 from curvescope.io import locked
 from curvescope.reports.compare import labels
 from curvescope.reports.runs import ListedRun, find_runs
@@ -322,7 +323,8 @@ def test_a_run_of_a_later_version_says_so(runs: Path, tmp_path: Path) -> None:
     config = io.read_json(tmp_path / "a" / "config.json")
     io.write_json(tmp_path / "a" / "config.json", {**config, "format": 7})
     (run,) = find_runs(tmp_path)
-    assert run.state == "made by another version: 'config.json': has format 7, this version reads 3"
+    formats = f"has format 7, this version reads {Analysis.FORMAT}"
+    assert run.state == f"made by another version: 'config.json': {formats}"
     assert not run.whole
 
 

@@ -1,17 +1,17 @@
-"""The directory of an analysis: what was asked, and the results, stage by stage.
+"""The directory of an analysis: its configuration and the results of its stages.
 
-================================= ==============================================================
-``config.json``                   everything that decides the numbers: written first
-``stages/NAME/result.json``       a finished stage: its result, self-checks, seed, time, versions
-``stages/NAME/result.safetensors``  its arrays
-``stages/NAME/work/``             where an unfinished stage goes on
-``report.html``, ``figures/``     made from the above alone
-================================= ==============================================================
+================================== =============================================================
+``config.json``                    the configuration, which determines all numbers; written first
+``stages/NAME/result.json``        a finished stage: result, self-checks, seed, time, versions
+``stages/NAME/result.safetensors`` the tensors of the result
+``stages/NAME/work/``              checkpoints of an unfinished stage
+``report.html``, ``figures/``      made from the files above
+================================== =============================================================
 
-A stage is finished when its ``result.json`` is there, which is written last and in one step. A kill
-at any moment leaves finished stages and at most one that is computed again, from its last
-checkpoint. Nothing in the directory is executed when it is read, and what was changed in it, or
-comes from another directory, is refused.
+A stage is finished when its ``result.json`` exists, which is written last and in one step. A kill
+at any moment loses no finished stage, and the stage that was running resumes from its last
+checkpoint. Reading the directory executes nothing. Files that were edited, or copied from another
+directory, are refused.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Outcome(Generic[T]):
-    """What the computation of a stage returns, and what it was held against."""
+    """What the computation of a stage returns: a result and its self-checks."""
 
     result: T
     checks: tuple[Check, ...] = ()
@@ -44,9 +44,10 @@ class Outcome(Generic[T]):
 
 @dataclass(frozen=True)
 class Finding(Generic[T]):
-    """What was found of a layer or a network, or why nothing can be.
+    """A result about a layer or the whole network, or the reason why there can be none.
 
-    ``left_out`` is a reason that lies in the model, the loss or the data: it stays.
+    ``left_out`` is a property of the model, the loss or the data, so computing the stage again
+    would not help.
     """
 
     subject: str  # the layer's name; empty for the whole network
@@ -56,7 +57,7 @@ class Finding(Generic[T]):
 
 @dataclass(frozen=True)
 class Stage(Generic[T]):
-    """A finished stage as it lies on the disk."""
+    """A finished stage, as ``result.json`` stores it."""
 
     name: str
     run: str  # the checksum of the configuration that it belongs to
@@ -69,7 +70,7 @@ class Stage(Generic[T]):
 
 
 class RunDirectory:
-    """A run directory for reading; :func:`open_for_work` adds stages.
+    """A run directory, read-only; :func:`open_for_work` opens one to add stages.
 
     Args:
         path: A folder with a ``config.json`` of an analysis.
@@ -89,7 +90,7 @@ class RunDirectory:
 
     @property
     def expected(self) -> tuple[str, ...]:
-        """The stages that the configuration asks for, in order."""
+        """The stages of the configuration, in order."""
         return self.config.stages
 
     @property
@@ -107,7 +108,7 @@ class RunDirectory:
         return name in self.expected and self._file(name).exists()
 
     def folder(self, name: str) -> Path:
-        """Where a stage lies."""
+        """The folder of a stage."""
         return self.path / "stages" / name
 
     def stage(self, name: str, kind: type[T]) -> Stage[T]:
@@ -115,7 +116,7 @@ class RunDirectory:
 
         Args:
             name: One of the configuration's stages.
-            kind: What its result is; ``Any`` for plain JSON without arrays.
+            kind: The type of its result; ``Any`` reads plain JSON, without tensors.
 
         Raises:
             CurvescopeError: If it is not finished, or its files are damaged or of another run.
@@ -147,7 +148,7 @@ class RunDirectory:
 
 
 class OpenRun(RunDirectory):
-    """A run directory that this process may add stages to."""
+    """A run directory to which this process may add stages."""
 
     def compute(
         self,
@@ -158,22 +159,22 @@ class OpenRun(RunDirectory):
         seed: int,
         device: Any = "cpu",
     ) -> Stage[T]:
-        """The stage, read if it is finished, else computed and written.
+        """The stage: read if it is finished, otherwise computed and written.
 
         Args:
             name: One of the configuration's stages.
-            kind: What its result is.
-            work: Computes it; receives a folder for checkpoints, which is there until the stage is
-                finished.
-            seed: What its random numbers start from; noted.
-            device: Where it is computed; noted.
+            kind: The type of its result.
+            work: Computes it. Its argument is a folder for checkpoints, which is removed once the
+                stage is finished.
+            seed: The seed of its random numbers; recorded with the result.
+            device: The device on which it is computed; recorded with the result.
 
         Raises:
-            CurvescopeError: If the disk is full or protected; finished stages stay as they are.
+            CurvescopeError: If the disk is full or write-protected; finished stages are unaffected.
         """
         folder = self.folder(name)
         if self.has(name):
-            shutil.rmtree(folder / "work", ignore_errors=True)  # of a process killed at its end
+            shutil.rmtree(folder / "work", ignore_errors=True)  # left by a kill at the end
             return self.stage(name, kind)
         try:
             (folder / "work").mkdir(parents=True, exist_ok=True)
@@ -183,7 +184,7 @@ class OpenRun(RunDirectory):
             seconds = time.perf_counter() - began
         except OSError as error:
             if error.filename is not None and not Path(str(error.filename)).is_relative_to(folder):
-                raise  # not ours: the user's data, say
+                raise  # a file outside the run, such as the user's data
             raise CurvescopeError(
                 repr(str(folder)),
                 f"cannot be written ({error.strerror or error})",
@@ -202,15 +203,15 @@ class OpenRun(RunDirectory):
 
 @contextmanager
 def open_for_work(path: io.PathLike, config: Analysis) -> Iterator[OpenRun]:
-    """A run directory to add stages to, for this process alone while the block runs.
+    """Open a run directory to add stages; no other process can do so while the block runs.
 
     Args:
         path: A folder that is new, empty, or holds a run with the same configuration.
-        config: What decides the numbers.
+        config: The configuration, which determines all numbers of the run.
 
     Raises:
-        CurvescopeError: If the folder holds something else, or a run with another configuration
-            (the message shows the difference), or another process works in it; nothing has been
+        CurvescopeError: If the folder holds something else or a run with another configuration (the
+            message shows the difference), or another process is working in it. Nothing has been
             changed then.
     """
     with io.claimed(path, config) as place:

@@ -1,8 +1,8 @@
-"""The state of unfinished work in a file: it goes on only where it belongs.
+"""Checkpoints: the state of unfinished work in a file, from which only the same work resumes.
 
-A checkpoint is a safetensors file with a checksum. Beside its tensors it holds notes, and what it
-belongs to: all that decides the numbers. Work that differs in anything of it is refused the state,
-with the difference in words.
+A checkpoint is a safetensors file with a checksum. Besides the state it holds everything on which
+the numbers of the work depend, such as its settings. Work that differs in any of it is refused the
+state, and the error says what differs.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Saved(NamedTuple):
 
 
 class Checkpoint:
-    """A place for the state of one piece of work.
+    """The checkpoint of one piece of work.
 
     Args:
         path: The file; its folder must exist when something is written.
-        *belongs: All that decides the numbers, by name, in one or more parts: an error names only
-            the first part in which two pieces of work differ. Values without a JSON form, such as
-            tensors, count by their digest.
+        *belongs: Everything on which the numbers depend, by name, in one or more parts: an error
+            names only the first part in which two pieces of work differ. Values without a JSON
+            form, such as tensors, are compared by their digests.
         where: The place that errors name.
         what: The kind of work, in words.
         words: Texts for differences; see :func:`differences`.

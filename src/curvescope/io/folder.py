@@ -1,8 +1,10 @@
-"""Folders that belong to one process while it works, and to one configuration for ever.
+"""Run directories: one process works in a folder at a time, and always with one configuration.
 
-A run directory is a folder with a ``config.json``: all that decides the numbers, written first. It
-goes on with the same configuration alone. Analyses, trainings, demonstrations and unfinished
-certificates lie in such folders; what lies beside ``config.json`` is their own affair.
+A run directory is a folder with a ``config.json``, the configuration that determines all numbers,
+which is written first. Work in the folder can only be continued with the same configuration.
+Analyses, training runs, demonstrations and unfinished certificates are stored in such folders; each
+decides for itself what else is in there. :func:`claimed` opens one; :func:`held` is the part of it
+that keeps other processes out.
 """
 
 from __future__ import annotations
@@ -28,13 +30,14 @@ _REMEDY_CLI = "name another folder with --out, or remove it"
 
 @contextmanager
 def held(path: PathLike) -> Iterator[Path]:
-    """A folder for this process alone while the block runs; what stays empty is gone at the end.
+    """Keep other processes out of a folder while the block runs.
 
     Args:
-        path: Made with all above it, if it is not there.
+        path: The folder. It is created if it does not exist, with its parents; those created here
+            that are empty at the end are removed again.
 
     Raises:
-        CurvescopeError: If it cannot be made or written, or another process holds it.
+        CurvescopeError: If it cannot be created or written, or another process holds it.
 
     >>> import tempfile
     >>> root = Path(tempfile.mkdtemp())
@@ -74,22 +77,22 @@ def claimed(
     remedy_cli: str | None = _REMEDY_CLI,
     replace: bool = False,
 ) -> Iterator[Path]:
-    """A run directory of one configuration, for this process alone while the block runs.
+    """Open the run directory of a configuration and keep other processes out of it.
 
-    What a killed process has begun to write there is removed. A directory with nothing but its
-    configuration at the end is left empty.
+    Partial files of a killed process are removed. If the block adds nothing to the directory, its
+    configuration is removed again at the end.
 
     Args:
-        path: A folder that is new, empty, or holds the same with the same configuration.
-        config: What decides the numbers, a frozen dataclass.
-        what: What errors call it.
-        remedy: What to do about a folder that holds something else.
-        remedy_cli: The same at the command line.
-        replace: Whether one of the same kind with another configuration is removed.
+        path: A folder that is new, empty, or already belongs to the same configuration.
+        config: The configuration, a frozen dataclass.
+        what: What errors call the contents, such as ``"a run"``.
+        remedy: The advice in errors about a folder that holds something else.
+        remedy_cli: The same advice, for users of the command line.
+        replace: Whether to clear a folder that belongs to another configuration of the same type.
 
     Raises:
-        CurvescopeError: If the folder holds something else, or one with another configuration (the
-            message shows the difference), or another process works in it; nothing has been
+        CurvescopeError: If the folder holds something else or belongs to another configuration (the
+            message shows the difference), or another process is working in it. Nothing has been
             changed then.
 
     >>> import tempfile
@@ -111,7 +114,7 @@ def claimed(
     )  # fmt: skip
     refuse()
     with held(place):
-        refuse()  # another process may have been quicker
+        refuse()  # another process may have come first
         file = place / CONFIG
         if replace and file.exists() and _differences(load(file, type(config)), config):
             _clear(place)
@@ -134,10 +137,10 @@ def refuse_others(
     remedy_cli: str | None = _REMEDY_CLI,
     replace: bool = False,
 ) -> None:
-    """Refuse a folder that is not that of a configuration, nor free; arguments of :func:`claimed`.
+    """Refuse a folder that :func:`claimed`, with the same arguments, could not open.
 
     Raises:
-        CurvescopeError: If it holds something else, or one with another configuration.
+        CurvescopeError: If it holds something else or belongs to another configuration.
     """
     where = repr(str(place))
     if place.exists() and not place.is_dir():
@@ -155,10 +158,10 @@ def refuse_others(
 def refuse_difference(
     where: str, there: Any, here: Any, what: str, *, remedy: str, remedy_cli: str | None = None
 ) -> None:
-    """Refuse a configuration for another one.
+    """Refuse to continue ``there`` with the configuration ``here`` if they differ.
 
     Raises:
-        CurvescopeError: With the differences.
+        CurvescopeError: If they differ; the message lists the differences.
     """
     different = _differences(there, here)
     if different:
@@ -171,7 +174,7 @@ def _differences(there: Any, here: Any) -> list[str]:
 
 
 def _clear(place: Path) -> None:
-    """Remove everything; the lock stays with whoever holds it."""
+    """Remove everything but the lock, which this process holds."""
     for entry in place.iterdir():
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
