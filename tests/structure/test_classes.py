@@ -11,12 +11,15 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from curvescope.errors import CurvescopeError
+from curvescope.operators.curvature import Curvature
 from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.problem import Problem
+from curvescope.record.outputs import ClassOuter, Mix
+from curvescope.spectra.exact import exact_spectrum
 from curvescope.structure.classes import ClassStructure, class_structure
 from curvescope.structure.traces import class_traces
 from tests.cases import BY_NAME, Case
-from tests.conformance import assert_relative
+from tests.conformance import assert_relative, check_operator
 from tests.tolerances import IDENTITY
 
 F64 = torch.float64
@@ -100,6 +103,7 @@ def check(structure: ClassStructure, brute: BruteForce) -> None:
             values = structure.eigenvalues(name)
             k = min(len(dense), len(values))
             assert_relative(values[:k], dense[:k], rtol=1e-12, what=f"{name}: spectrum", scale=size)
+    check_classes(structure, brute, size)
     traces = class_traces(structure)
     assert_relative(traces.total.sum(), G.trace(), rtol=1e-12, what="trace of G")
     for name, ours in (
@@ -109,6 +113,30 @@ def check(structure: ClassStructure, brute: BruteForce) -> None:
         assert_relative(
             ours.sum(), parts[name].trace(), rtol=1e-12, what=f"trace of {name}", scale=size
         )
+
+
+def check_classes(structure: ClassStructure, brute: BruteForce, size: float) -> None:
+    """The cross and the within part of one class, and of one pair, term by term."""
+    (means, weights), C = brute.means(), brute.classes
+    for c in range(C):
+        others, own = [k for k in range(C) if k != c], brute.labels == c
+        if own.sum() == 0:
+            assert float(structure.cross_of(c).dense().norm()) == 0.0
+            assert float(structure.within_of(c).dense().norm()) == 0.0
+            continue
+        w_c = weights[c, others].sum()
+        g_c = (weights[c, others, None] * means[c, others]).sum(0) / w_c
+        z = means[c, others] - g_c
+        cross = torch.einsum("k,kp,kq->pq", weights[c, others], z, z)
+        ours = structure.cross_of(c).dense()
+        assert_relative(ours, cross, rtol=IDENTITY, what="cross of a class", scale=size)
+        z = brute.g[own] - means[c]
+        pairs = torch.einsum("ik,ikp,ikq->kpq", brute.w[own], z, z)
+        ours = structure.within_of(c).dense()
+        assert_relative(ours, pairs.sum(0), rtol=IDENTITY, what="within of a class", scale=size)
+        for k in range(C):
+            ours = structure.within_of(c, k).dense()
+            assert_relative(ours, pairs[k], rtol=IDENTITY, what="within of a pair", scale=size)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -177,6 +205,43 @@ def test_every_sample_goes_forward_once_and_backward_as_often_as_there_are_class
     class_structure(Problem(model, (X, torch.arange(40) % 5), batch_size=20))
     assert Counting.forwards == 40 + 16 + 3  # once, and the trial of independence
     assert Counting.backwards == 40 * 5
+
+
+def test_operators_of_classes_add_up_and_are_normalized_as_in_the_paper() -> None:
+    model, X = small(13, 3)
+    y = torch.tensor([0] * 6 + [1] * 4 + [2] * 3)
+    structure = class_structure(Problem(model, (X, y), batch_size=5))
+    size = float(structure.operator.dense().norm())
+    cross = sum(structure.cross_of(c).dense() for c in range(3))
+    within = sum(structure.within_of(c).dense() for c in range(3))
+    assert_relative(cross, structure.cross_part.dense(), rtol=1e-13, what="cross", scale=size)
+    assert_relative(within, structure.within_part.dense(), rtol=1e-12, what="within", scale=size)
+    for c, share in enumerate((6 / 13, 4 / 13, 3 / 13)):
+        w_c = float(structure.class_weights[c])
+        ours = w_c * structure.cross_of(c, normalized=True).dense()
+        assert_relative(ours, structure.cross_of(c).dense(), rtol=1e-12, what="G_cross,c")
+        ours = share * structure.within_of(c, normalized=True).dense()
+        assert_relative(ours, structure.within_of(c).dense(), rtol=1e-12, what="G_within,c")
+        w = float(structure.weights[c, 1])
+        ours = w * structure.within_of(c, 1, normalized=True).dense()
+        assert_relative(ours, structure.within_of(c, 1).dense(), rtol=1e-12, what="G_within,c,c'")
+        check_operator(structure.within_of(c), structure.within_of(c).dense(), rtol=1e-12)
+        # the mean eigenvalue that TR fig. 6 draws
+        trace = float(structure.within_of(c).dense().trace())
+        assert float(class_traces(structure).within[c]) == pytest.approx(trace, rel=1e-10)
+
+
+def test_the_spectrum_of_one_class_through_its_rows() -> None:
+    """The part of ``G`` by one class has a Gram form of its own."""
+    model, X = small(4, 3)
+    problem = Problem(model, (X, torch.tensor([0, 1, 2, 0])))
+    A = Curvature(problem, Mix(0.0, ((ClassOuter(0), 1.0),)))
+    own = GaussNewton(Problem(model, (X[[0, 3]], torch.tensor([0, 0])))).dense() / 2
+    assert_relative(A.dense(), own, rtol=1e-12, what="G of class 0")
+    spectrum = exact_spectrum(A)
+    assert spectrum.form == "dual"
+    dense = torch.linalg.eigvalsh(own)[-len(spectrum.values) :]
+    assert_relative(spectrum.values, dense, rtol=1e-12, what="its spectrum")
 
 
 # Edges -------------------------------------------------------------------------------------------
@@ -262,6 +327,16 @@ def test_what_is_refused() -> None:
     with pytest.raises(CurvescopeError, match=r"no target counts"):
         class_structure(Problem(model, (X, torch.full((6,), -100))))
     structure = class_structure(Problem(model, (X, torch.arange(6) % 3)))
+    with pytest.raises(CurvescopeError, match="c must be one of the 3 classes, got 3"):
+        structure.cross_of(3)
+    with pytest.raises(CurvescopeError, match="cross must be one of the 3 classes, got 4"):
+        structure.within_of(0, 4)
+    regression = Problem(model, (X, torch.randn(6, 3, dtype=F64)), loss="mse")
+    with pytest.raises(CurvescopeError, match="needs a loss that tells classes apart"):
+        Curvature(regression, Mix(0.0, ((ClassOuter(0), 1.0),))).dense()
+    empty = class_structure(Problem(model, (X, torch.arange(6) % 2)))
+    with pytest.raises(CurvescopeError, match="a part of no weight cannot be normalized"):
+        empty.within_of(2, normalized=True)
     with pytest.raises(CurvescopeError, match="part must be one of class, cross, diagonal"):
         structure.eigenvalues("within")
 

@@ -30,22 +30,23 @@ from curvescope.operators.simple import LowRank
 from curvescope.problem import ParamSpace, Problem
 from curvescope.problem.losses import Loss
 from curvescope.record import memory
-from curvescope.record.outputs import GradientOuter, LossHessian, OutputMatrix
+from curvescope.record.outputs import ClassOuter, GradientOuter, LossHessian, OutputMatrix
 from curvescope.record.roots import root
 
 
 def dual_of(A: LinearOperator) -> Dual | None:
     """The Gram form of an operator, or None where none is known.
 
-    Known are the Gauss–Newton matrix of a named loss, the empirical Fisher matrix, their layers and
-    positive multiples, and low-rank matrices ``U diag(s) Uᵀ`` with ``s ≥ 0``.
+    Known are the Gauss–Newton matrix of a named loss and its part by one class, the empirical
+    Fisher matrix, their layers and positive multiples, and low-rank matrices ``U diag(s) Uᵀ`` with
+    ``s ≥ 0``.
     """
     if isinstance(A, LowRank) and A.psd:
         return FactorGram(A)
     if not isinstance(A, Curvature) or not A.psd or A.mix.residual or len(A.mix.outputs) != 1:
         return None
     ((matrix, factor),) = A.mix.outputs
-    if not isinstance(matrix, LossHessian | GradientOuter):
+    if not isinstance(matrix, LossHessian | GradientOuter | ClassOuter):
         return None
     return GramForm(A.problem, _roots_of(matrix), space=A.space, factor=factor)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from curvescope.errors import Inapplicable
 from curvescope.problem.losses import LossAt
 
 
@@ -51,7 +52,37 @@ class GradientOuter:
         return _outer(loss, loss.slopes(), t)
 
 
-OutputMatrix = LossHessian | SampledFisher | GradientOuter
+@dataclass(frozen=True)
+class ClassOuter:
+    """``Σ_c' p_c' d_c' d_c'ᵀ`` of the terms of one class, ``d_c' = ∂ℓ(z, y_c')/∂z`` (TR 6.2).
+
+    The sum over classes is the :class:`LossHessian`. With ``cross`` one summand alone is taken, the
+    would-be class ``c'``; other losses than those of :meth:`LossAt.classes` are refused.
+    """
+
+    label: int
+    cross: int | None = None
+
+    def apply(self, loss: LossAt, batch: int, t: Tensor) -> Tensor:
+        """The product with each column."""
+        return _outer(loss, self.vectors(loss), t)
+
+    def vectors(self, loss: LossAt) -> Tensor:
+        """``√p_c' d_c'``: ``[C or 1, terms, c]``, zero for terms of other classes."""
+        made = loss.draws.get(self)
+        if made is None:
+            classes = loss.classes("ClassOuter")
+            if classes is None:
+                raise Inapplicable("ClassOuter", "needs a loss that tells classes apart")
+            roots = classes.roots().movedim(1, 0)  # [C, terms, c]
+            if self.cross is not None:
+                roots = roots[self.cross : self.cross + 1]
+            made = roots * (classes.labels == self.label)[:, None]
+            loss.draws[self] = made
+        return made
+
+
+OutputMatrix = LossHessian | SampledFisher | GradientOuter | ClassOuter
 
 
 def _outer(loss: LossAt, vectors: Tensor, t: Tensor) -> Tensor:

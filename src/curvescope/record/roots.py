@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from curvescope.problem.losses import LossAt
-from curvescope.record.outputs import GradientOuter, LossHessian, OutputMatrix
+from curvescope.record.outputs import ClassOuter, GradientOuter, LossHessian, OutputMatrix
 from curvescope.record.selection import UnsupportedLayer
 
 
@@ -22,8 +22,8 @@ def root(matrix: OutputMatrix, loss: LossAt, z: Tensor, batch: int) -> Tensor:
 
     ``K`` is ``C − 1`` for cross-entropy with one label per sample, the number of outputs for a
     squared error, 1 for the logistic loss and the empirical Fisher, the number of draws for the
-    Monte-Carlo Fisher. A sample of several terms (a label at each position) has as many times more,
-    each of which lives on one term.
+    Monte-Carlo Fisher, ``C`` for the part of one class. A sample of several terms (a label at each
+    position) has as many times more, each of which lives on one term.
 
     Raises:
         UnsupportedLayer: the loss is not convex at this output.
@@ -51,5 +51,7 @@ def _by_term(matrix: OutputMatrix, loss: LossAt, z: Tensor, batch: int) -> Tenso
         return root_vectors
     if isinstance(matrix, GradientOuter):
         return loss.slopes()
+    if isinstance(matrix, ClassOuter):
+        return matrix.vectors(loss)
     matrix.apply(loss, batch, torch.zeros_like(z)[None])  # draws the samples and leaves them there
     return loss.draws[matrix] / matrix.samples**0.5

@@ -30,9 +30,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from curvescope import _checks
 from curvescope._state import full_precision
 from curvescope.errors import CurvescopeError, MemoryLimitError
 from curvescope.operators.base import LinearOperator
+from curvescope.operators.curvature import Curvature
 from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.operators.simple import LowRank
 from curvescope.problem import Problem
@@ -40,6 +42,7 @@ from curvescope.problem.batches import Batch
 from curvescope.problem.losses import Classes
 from curvescope.record import memory, samples
 from curvescope.record.extended import extended, merge, scatter
+from curvescope.record.outputs import ClassOuter, Mix
 from curvescope.spectra.exact import exact_spectrum
 
 PARTS = ("class", "cross", "diagonal", "between")
@@ -121,6 +124,58 @@ class ClassStructure:
     def within_part(self) -> LinearOperator:
         """``G`` less the three others: the covariance of the replications (TR 6.3)."""
         return self.operator - self.between_part
+
+    # One class ----------------------------------------------------------------------------------
+
+    def cross_of(self, c: int, *, normalized: bool = False) -> LowRank:
+        """``Σ_{c'≠c} w_{cc'} (g_{cc'} − g_c)(…)ᵀ`` of one class; :attr:`cross_part` is their sum.
+
+        ``normalized`` takes ``w_{cc'} / w_c`` for ``w_{cc'}``, which is TR's ``G_cross,c``.
+        """
+        c = self._class("cross_of", "c", c)
+        others = torch.arange(self.classes, device=self.means.device) != c
+        weights = self.weights[c, others]
+        if normalized:
+            weights = torch.softmax(self._log_others[c], 0)[others].nan_to_num(0.0)
+        deviations = self.means[c, others] - self.class_means[c]
+        return LowRank(deviations.T, weights.to(self.means))
+
+    def within_of(
+        self, c: int, cross: int | None = None, *, normalized: bool = False
+    ) -> LinearOperator:
+        """``Σ_{i,c'} w_{icc'} (g_{icc'} − g_{cc'})(…)ᵀ`` of one class.
+
+        :attr:`within_part` is their sum. With ``cross`` it is the summand of one pair of classes.
+        ``normalized`` divides by the sum of the weights: ``w_{cc'}`` for a pair, which is TR's
+        ``G_within,c,c'``, the share of the class for all of them.
+
+        Cost of a product: that of one with ``G``.
+
+        Raises:
+            CurvescopeError: for another class; for a normalized one of no weight.
+        """
+        c = self._class("within_of", "c", c)
+        weights, means = self.weights[c], self.means[c]
+        if cross is not None:
+            cross = self._class("within_of", "cross", cross)
+            weights, means = weights[cross : cross + 1], means[cross : cross + 1]
+        second = Curvature(self.problem, Mix(0.0, ((ClassOuter(c, cross), 1.0),)))
+        part = second - LowRank(means.T, weights.to(self.means))
+        if not normalized:
+            return part
+        total = float(weights.sum())
+        if not total > 0:
+            rule = "a part of no weight cannot be normalized"
+            raise CurvescopeError("ClassStructure.within_of", rule)
+        return part / total
+
+    def _class(self, method: str, name: str, c: int) -> int:
+        where = f"ClassStructure.{method}"
+        c = _checks.positive_int(where, name, c, minimum=0)
+        if c >= self.classes:
+            rule = f"`{name}` must be one of the {self.classes} classes"
+            raise CurvescopeError(where, rule, given=c)
+        return c
 
     def eigenvalues(self, part: str) -> Tensor:
         """All eigenvalues of a low-rank part that are not zero by its form, descending, float64.
