@@ -71,6 +71,7 @@ from curvescope.structure.overlaps import (
     pairwise_overlap,
 )
 from curvescope.structure.prediction import OverlapPrediction, RankOneCondition, overlap_prediction
+from curvescope.structure.ratios import SpectrumRatios, spectrum_ratios
 from curvescope.structure.traces import ClassTraces, class_traces
 
 __all__ = [
@@ -107,6 +108,7 @@ __all__ = [
     "RandomNetwork",
     "RankOneCondition",
     "SingularStructure",
+    "SpectrumRatios",
     "Spread",
     "WeightStatistics",
     "attribute_outliers",
@@ -143,6 +145,7 @@ __all__ = [
     "random_two_layer",
     "sampled_fim",
     "singular_structure",
+    "spectrum_ratios",
     "symmetric_probabilities",
     "tsne",
     "widest_gap",
