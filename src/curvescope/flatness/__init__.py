@@ -3,6 +3,12 @@
 from curvescope.flatness.comparison import Comparison, RankCorrelation, compare_reports
 from curvescope.flatness.deep_linear import DeepLinear
 from curvescope.flatness.degeneracy import DegeneracyHistory, DegeneracyPoint, rank_history
+from curvescope.flatness.loss_and_curvature import (
+    CurvatureBound,
+    ShiftEstimate,
+    curvature_bound,
+    shift_estimate,
+)
 from curvescope.flatness.measures import CurvatureMeasures
 from curvescope.flatness.metric import PacMetric, pac_metric
 from curvescope.flatness.minibatch import MinibatchMetric, minibatch_metric
@@ -15,6 +21,7 @@ from curvescope.flatness.subsampling import Subsample, SubsamplingStudy, subsamp
 __all__ = [
     "Comparison",
     "Congruence",
+    "CurvatureBound",
     "CurvatureMeasures",
     "DeepLinear",
     "DegeneracyHistory",
@@ -26,11 +33,13 @@ __all__ = [
     "Rescaled",
     "Scores",
     "SharpnessReport",
+    "ShiftEstimate",
     "Subsample",
     "SubsamplingStudy",
     "TraceRegularizer",
     "WeightNorms",
     "compare_reports",
+    "curvature_bound",
     "minibatch_metric",
     "pac_metric",
     "rank_history",
@@ -38,6 +47,7 @@ __all__ = [
     "scores",
     "sharpness",
     "sharpness_by_mode",
+    "shift_estimate",
     "subsampling_study",
     "weight_norms",
 ]
