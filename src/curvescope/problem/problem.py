@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from curvescope import _checks, _state
 from curvescope.errors import CurvescopeError, ModelError
 from curvescope.identity import digest
-from curvescope.problem.attention import AttentionNotice
 from curvescope.problem.batches import Batch, Batches
-from curvescope.problem.calling import (
-    MISTAKES,
-    arguments_for,
-    call_with,
-    decoder_inputs,
-    output_of,
-)
-from curvescope.problem.causes import different_passes, model_error, random_output
+from curvescope.problem.causes import different_passes, random_output
 from curvescope.problem.contents import Contents
-from curvescope.problem.evaluation import differentiated
-from curvescope.problem.independence import apart
+from curvescope.problem.function import ModelFunction, close
 from curvescope.problem.losses import Loss, LossAt, as_loss
 from curvescope.problem.losses.model_loss import (
     MODEL,
@@ -35,13 +25,12 @@ from curvescope.problem.losses.model_loss import (
     takes_labels,
     to_compare,
 )
-from curvescope.problem.params import ParamSpace, Selection
-from curvescope.problem.soundness import check_mode, check_model, check_weights, device_and_dtype
+from curvescope.problem.params import Selection
 
 T = TypeVar("T")
 
 
-class Problem:
+class Problem(ModelFunction):
     """``L(w) = (1/N) Σ_n ℓ(f(x_n; w), y_n)`` for a model, its data and a choice of variables ``w``.
 
     Args:
@@ -89,8 +78,7 @@ class Problem:
         mode: str = "eval",
         batch_size: int | None = None,
     ) -> None:
-        check_model(model)
-        self.model: nn.Module = model
+        super().__init__(model, params, mode)
         labels = takes_labels(model)
         named = isinstance(loss, str) and loss == MODEL
         if named and not labels:
@@ -99,15 +87,8 @@ class Problem:
         self._loss = None if named else as_loss(loss)
         # A model that takes labels may compute its loss itself, compared at the first access.
         self._named = to_compare(loss, self._loss) if labels else None
-        self.mode = _checks.one_of("Problem", "mode", mode, ("eval", "train"))
         with _state.exclusive(model):
-            self.params = ParamSpace.of(model, params)
-            self.device, self.dtype = device_and_dtype(model, self.params.shapes)
-            check_weights(model)
             self._contents = Contents(model, self._loss)
-            self._parameters = list(model.named_parameters())
-            # Where a forward pass may write to buffers.
-            self._statistics = [m for m in model.modules() if mode == "train" and m._buffers]
         if batch_size is not None:
             _checks.positive_int("Problem", "batch_size", batch_size)
             if mode == "train":
@@ -116,11 +97,9 @@ class Problem:
         self.data = Batches(data, self.device, batch_size)
         self._cut = batch_size is not None and self.data.length != 1
         self._first: torch.Size | None = None  # the shape of the first output
-        self._samples_apart: bool | None = None
         if self._named is None:
             for target in self.data.targets:
                 self.loss.check_target(target)
-        self._ran = False  # whether the model has run once
         self._checked = False  # whether one full pass has checked targets and outputs
         self._companions: dict[Any, Any] = {}  # by class; see companion
 
@@ -149,35 +128,6 @@ class Problem:
         )
         remedy = "leave `batch_size` out, or give the batches that are meant as a list"
         raise CurvescopeError("Problem(batch_size)", rule, remedy=remedy)
-
-    def _repeats(self, batch: Batch) -> bool:
-        """Whether the model gives the same output twice."""
-        variables = self.variables()
-        with self.evaluation():
-            a, b = (self.output(variables, batch).detach() for _ in range(2))
-        return _close(a, b)
-
-    def samples_apart(self, batch: Batch) -> bool:
-        """Whether outputs do not depend on the rest of the batch, see :func:`apart`.
-
-        Determined once, on the first batch of at least two samples; False in ``mode="train"``.
-        """
-        if self._samples_apart is not None:
-            return self._samples_apart
-        if self.mode != "eval":
-            return False
-        variables = self.variables()
-
-        def run(tree: Any) -> Tensor:
-            with self.evaluation():
-                return self.output(variables, Batch(tree[0], tree[1], batch.index))
-
-        independent = apart(run, (batch.inputs, batch.target))
-        if independent is None:  # one sample alone shows no dependence
-            norms = [m for m in self.model.modules() if isinstance(m, _NormBase)]
-            return all(norm.running_mean is not None for norm in norms)
-        self._samples_apart = independent
-        return independent
 
     def check_unchanged(self) -> None:
         """Refuse to go on after a change of the model, the loss or the data of this problem."""
@@ -243,70 +193,6 @@ class Problem:
         data = self._contents.data_digest(self.data, in_order=in_order)
         return digest("problem", model, self.mode, self.loss, self.params.names, data)
 
-    # One evaluation ------------------------------------------------------------------------------
-
-    @contextmanager
-    def evaluation(self, variables: Container[str] | None = None) -> Iterator[None]:
-        """The context of every forward and backward pass: mode set, attention differentiable.
-
-        The model is restored at the end. Backward passes belong inside because checkpoints run
-        layers again; ``variables`` are the names that :meth:`output` is called with inside, by
-        default those of the problem.
-        """
-        check_mode("Problem", self.device)
-        variables = self.params.shapes if variables is None else variables
-        mode: _state.Mode = "norms train" if self.mode == "train" else "eval"
-        settings = self._contents.settings
-        notice = nullcontext() if self._ran else _state.watching(AttentionNotice())
-        with (
-            _state.exclusive(self.model),
-            nullcontext() if settings is None else settings.evaluation(),
-            _state.held(self.model, mode),
-            _state.differentiable(),
-            notice,
-            differentiated(self._parameters, variables, self._statistics),
-        ):
-            yield
-
-    def variables(self) -> dict[str, Tensor]:
-        """Fresh leaves that share the memory of the chosen parameters."""
-        chosen = self.params.shapes
-        with _state.exclusive(self.model):
-            return {
-                name: p.detach().requires_grad_()
-                for name, p in self.model.named_parameters()
-                if name in chosen
-            }
-
-    def output(self, variables: Mapping[str, Tensor], batch: Batch) -> Tensor:
-        """``f(x; w)`` as a tensor, with everything but ``variables`` held constant."""
-        z = output_of(
-            "Problem(model)", self._call(variables, batch, decoder_inputs(self.model, batch))
-        )
-        if not z.is_floating_point() or not z.requires_grad:
-            rule = "the model's output does not depend on the chosen parameters"
-            raise ModelError("Problem", rule)
-        return z
-
-    def _call(
-        self, variables: Mapping[str, Tensor], batch: Batch, more: Mapping[str, Tensor]
-    ) -> Any:
-        state: dict[str, Tensor] = {
-            name: p.detach() for name, p in self.model.named_parameters() if name not in variables
-        }
-        state.update(variables)
-        # A forward may write to its buffers (running statistics), but not to the model's.
-        state.update({name: b.clone() for name, b in self.model.named_buffers()})
-        args, kwargs = arguments_for(self.model, batch.inputs)
-        try:
-            z = call_with(self.model, state, args, {**more, **kwargs})
-        except (CurvescopeError, torch.OutOfMemoryError):
-            raise
-        except MISTAKES as error:
-            raise model_error(error, batch, self.dtype) from error
-        self._ran = True
-        return z
-
     def loss_at(self, z: Tensor, batch: Batch) -> LossAt:
         """The loss at an output, checked on the first pass over the data."""
         z = z.detach()
@@ -326,6 +212,17 @@ class Problem:
         variables = [p for name, p in self._parameters if name in self.params.shapes]
         with self.evaluation():
             self.loss.check(z, batch.target, first=self._first, variables=variables)
+
+    @contextmanager
+    def evaluation(self, variables: Container[str] | None = None) -> Iterator[None]:
+        """See :class:`ModelFunction`; attributes that a forward sets count as no change."""
+        settings = self._contents.settings
+        with (
+            _state.exclusive(self.model),
+            nullcontext() if settings is None else settings.evaluation(),
+            super().evaluation(variables),
+        ):
+            yield
 
     # Value, gradient, checks --------------------------------------------------------------------
 
@@ -372,11 +269,11 @@ class Problem:
         if not bool(torch.isfinite(a).all()):
             rule = "the model's output is NaN or infinite for the first batch"
             raise CurvescopeError("Problem.check", rule, remedy="look at its inputs and weights")
-        if not _close(a, b):
+        if not close(a, b):
             rule = f"the model's output is random: {random_output(self.model)}"
             raise CurvescopeError("Problem.check", rule)
         (v1, g1), (v2, g2) = self._pass(gradient=True), self._pass(gradient=True)
-        if not (_close(v1, v2) and _close(g1, g2)):
+        if not (close(v1, v2) and close(g1, g2)):
             rule = f"two passes over the data disagree: {different_passes(self.data, self.mode)}"
             raise CurvescopeError("Problem.check", rule)
 
@@ -408,11 +305,3 @@ class Problem:
             f"Problem({type(self.model).__name__}, {self.loss.name}, "
             f"{self.params.size:,} variables, mode={self.mode!r})"
         )
-
-
-# Helpers ----------------------------------------------------------------------------------------
-
-
-def _close(a: Tensor, b: Tensor) -> bool:
-    tolerance = 1e-4 if a.dtype == torch.float32 else 1e-9
-    return bool((a - b).norm() <= tolerance * a.norm())
