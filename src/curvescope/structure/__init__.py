@@ -7,6 +7,7 @@ from curvescope.structure.autocorrelation import (
     autocorrelation_structure,
     autocorrelation_table,
 )
+from curvescope.structure.centers import CenterMatch, LogitCenters, logit_centers
 from curvescope.structure.class_factors import (
     LayerApproximation,
     Misalignment,
@@ -48,7 +49,6 @@ from curvescope.structure.logistic import (
     sampled_fim,
     symmetric_probabilities,
 )
-from curvescope.structure.logit_centers import CenterMatch, LogitCenters, logit_centers
 from curvescope.structure.network_factors import (
     MeanCosines,
     mean_cosines,

@@ -5,6 +5,7 @@ from curvescope.training.objective import Fit, evaluate
 from curvescope.training.recipe import Recipe
 from curvescope.training.records import Epoch
 from curvescope.training.run import Trained
+from curvescope.training.sweeps import Sweep, learning_rates, sweep
 from curvescope.training.weights import load_network, load_weights, save_weights
 
 __all__ = [
@@ -12,11 +13,14 @@ __all__ = [
     "Fit",
     "Progress",
     "Recipe",
+    "Sweep",
     "Trained",
     "evaluate",
+    "learning_rates",
     "load_network",
     "load_weights",
     "save_weights",
+    "sweep",
     "train",
     "train_many",
 ]
