@@ -1,4 +1,10 @@
-"""Pictures of the library's results: one builder for each type, found by :func:`picture`."""
+"""The picture of each type of result, which ``cs.plot`` draws: a function from a result to panels.
+
+The functions below are registered by the type in their signature. A new type of result needs one
+more of them, here or, with :func:`register`, in a module that ``figures/plot.py`` imports, as
+``stages`` and ``training`` do. Panels that pages need as well are made in ``figures/spectra.py``,
+``structure.py`` and ``sharpness.py``; how they are drawn is decided in ``svg.py`` and ``draw.py``.
+"""
 
 from __future__ import annotations
 
@@ -63,6 +69,7 @@ def picture(result: object) -> Picture:
 
 
 def _several(results: Mapping[Any, Any]) -> Picture:
+    """A mapping: densities over each other, anything else side by side."""
     if not results:
         rule = "there is nothing to draw in an empty mapping"
         raise CurvescopeError("plot", rule, remedy="give at least one result")
@@ -83,6 +90,7 @@ def _several(results: Mapping[Any, Any]) -> Picture:
 
 @singledispatch
 def _panels(result: object) -> list[Panel]:
+    """The panels of one result; this one refuses a type that is not registered."""
     drawable = ", ".join(sorted(kind.__name__ for kind in _panels.registry if kind is not object))
     rule = f"there is no picture of a {type(result).__name__}"
     raise CurvescopeError("plot", rule, remedy=f"there is one of {drawable}")

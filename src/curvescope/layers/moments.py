@@ -1,4 +1,9 @@
-"""Sums of symmetric products ``U Uᵀ``, of which only one half is computed."""
+"""Sums of products ``U Uᵀ`` in half the work, for the second moments of layers.
+
+A second moment such as ``E[x xᵀ]`` is symmetric: over all batches :func:`add_gram` adds up the
+entries on and above the diagonal (strip by strip, with the few others that this brings along), and
+at the end :func:`mirror` copies them below it, once. Before that the matrix is not symmetric.
+"""
 
 from __future__ import annotations
 

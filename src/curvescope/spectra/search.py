@@ -32,9 +32,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from curvescope.spectra.criterion import Criterion, Ritz
 from curvescope.spectra.krylov import Krylov
@@ -50,7 +52,11 @@ _INSIDE = 0.1
 
 
 class Search:
-    """One search; :meth:`step` multiplies up to ``block`` columns, or one while examining."""
+    """One search; :meth:`step` multiplies up to ``block`` columns, or one while examining.
+
+    Attributes that change from step to step must be numbers or tuples of numbers: all such are
+    saved, and nothing else but the decomposition and the generator.
+    """
 
     def __init__(
         self,
@@ -79,7 +85,7 @@ class Search:
         self._edges = (0.0, 0.0)  # goodness of a missed single eigenvalue, of a copy: see _score
         self._total = -math.inf  # the sum of the pairs at the last test
         self._tried = False  # whether weakly coupled directions were multiplied since then
-        self._begun: tuple[int, float] | None = None  # products and bound when the pairs converged
+        self._begun = (-1, 1.0)  # products and bound when the pairs converged, −1 before
         self._examined = self._overlook >= 1
 
     def step(self, room: int) -> None:
@@ -178,10 +184,10 @@ class Search:
             return False
         if krylov.used + self.block > krylov.capacity < krylov.basis.shape[1]:
             return False
-        if self._begun is None:
+        products, first = self._begun
+        if products < 0:
             self._begun = (krylov.products, self._hidden)
             return not self._out_of_reach(self._edges[0], self._hidden)
-        products, first = self._begun
         return not self._hopeless(first, self._hidden, krylov.products - products)
 
     def _may_be_inside(self) -> bool:
@@ -256,7 +262,7 @@ class Search:
         before, begin, end = self._prior_rows
         self._prior_rows = (before, self.krylov.size, self.krylov.size + end - begin)
         if self._reveals_missed:
-            self._copies, self._begun = 1.0, None
+            self._copies, self._begun = 1.0, (-1, 1.0)
         self._origin, self._reveals_missed = -1, False
 
     @property
@@ -303,25 +309,20 @@ class Search:
 
     def state(self) -> dict[str, Tensor]:
         """The tensors that :meth:`load` needs; the generator's state is saved elsewhere."""
-        counts = [self.finished, self.converged_pairs, self._wait, self._origin, self._dimension]
-        flags = [self._examined, self._tried, self._reveals_missed, *self._prior_rows]
-        reals = [*self._edges, self._total, self._first, self._copies, self._hidden, self._share]
-        begun = (-1, 1.0) if self._begun is None else self._begun
-        return {
-            **self.krylov.state(),
-            "search": torch.tensor([*counts, *flags], dtype=torch.int64),
-            "edges": torch.tensor([*reals, *begun], dtype=torch.float64),
-        }
+        numbers = torch.tensor(pytree.tree_leaves(self._numbers()), dtype=torch.float64)
+        return {**self.krylov.state(), "search": numbers}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Restore a saved state."""
         self.krylov.load(state)
-        counts = [int(x) for x in state["search"]]
-        self.finished = bool(counts[0])
-        self._examined, self._tried, self._reveals_missed = (bool(x) for x in counts[5:8])
-        self._prior_rows = (counts[8], counts[9], counts[10])
-        self.converged_pairs, self._wait, self._origin, self._dimension = counts[1:5]
-        better, copies, *reals, products, bound = (float(x) for x in state["edges"])
-        self._total, self._first, self._copies, self._hidden, self._share = reals
-        self._edges = (better, copies)
-        self._begun = None if products < 0 else (int(products), bound)
+        before, places = pytree.tree_flatten(self._numbers())
+        saved = zip(before, state["search"].tolist(), strict=True)
+        vars(self).update(pytree.tree_unflatten([type(a)(b) for a, b in saved], places))
+
+    def _numbers(self) -> dict[str, Any]:
+        """All attributes that are numbers or tuples of numbers, by name."""
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if isinstance(value, bool | int | float | tuple)
+        }

@@ -1,4 +1,11 @@
-"""Training: reproducible, resumable, and on a GPU as fast as its kernels."""
+"""``train`` and ``train_many``: networks from their recipes to their last epochs.
+
+Here everything is checked and the epochs are counted. A network in training, with its folder, is a
+:class:`curvescope.training.run.Run`; the steps of an epoch are taken by the engines of
+:mod:`curvescope.training.engine`, one by one or as CUDA graphs. All random numbers of an epoch come
+from the run's generator, which begins with the recipe's seed and is saved with the weights, so that
+a resumed run ends with the same bits.
+"""
 
 from __future__ import annotations
 
@@ -162,18 +169,14 @@ def train_many(
     device, dtype = _check(where, models, recipes, folders)
     _check_randomness(models, penalty)
     shared_loss = None if loss is None else as_loss(loss)
-    losses = [recipe.minimized(where) if shared_loss is None else shared_loss for recipe in recipes]
-    if len({labeled(minimized) for minimized in losses}) > 1:
-        raise CurvescopeError(where, "runs side by side must all have labels as targets, or none")
+    losses = _losses(where, recipes, shared_loss)
     if shared_loss is not None:
         recipes = [replace(recipe, loss=None) for recipe in recipes]
     X, y = as_tensors(where, data, device, dtype, losses[0])
     measured = (
         None if test is None else as_tensors(f"{where}(test)", test, device, dtype, losses[0])
     )
-    remedy = "train with a loss that averages over samples or elements, without class weights"
     for model, recipe, minimized in zip(models, recipes, losses, strict=True):
-        check_even(where, minimized, "the mean of an epoch", remedy)
         for split in (X, y), measured:
             if split is not None:
                 check_fit(where, model, minimized, *split)
@@ -198,7 +201,7 @@ def train_many(
                 runs[i] = Run(
                     model, recipe, samples=len(y), folder=place, loss=losses[i], penalty=penalty
                 )
-        with _held(runs.values(), device):
+        with _in_training(runs.values(), device):
             _to_the_end(list(runs.values()), (X, y), measured, tell)
             for i, run in runs.items():
                 results[i] = run.conclude(X, y, measured)
@@ -253,10 +256,21 @@ def _check_randomness(models: Sequence[nn.Module], penalty: Penalty | None) -> N
         raise CurvescopeError("train_many", rule, remedy="train one model after the other")
 
 
+def _losses(where: str, recipes: Sequence[Recipe], shared: Loss | None) -> list[Loss]:
+    """What each run minimizes: the shared loss, or that of its recipe."""
+    losses = [recipe.minimized(where) if shared is None else shared for recipe in recipes]
+    if len({labeled(loss) for loss in losses}) > 1:
+        raise CurvescopeError(where, "runs side by side must all have labels as targets, or none")
+    remedy = "train with a loss that averages over samples or elements, without class weights"
+    for loss in losses:
+        check_even(where, loss, "the mean of an epoch", remedy)
+    return losses
+
+
 @contextmanager
-def _held(runs: Iterable[Run], device: torch.device) -> Iterator[None]:
-    """Hold the runs' models and torch's random state; on ctrl-C save what is complete."""
-    held: list[Run] = []
+def _in_training(runs: Iterable[Run], device: torch.device) -> Iterator[None]:
+    """Models in training mode, torch's random state put back; on ctrl-C whole epochs are saved."""
+    started: list[Run] = []
     on_cuda = device.type == "cuda"
     with (
         torch.cuda.device(device) if on_cuda else nullcontext(),
@@ -268,10 +282,10 @@ def _held(runs: Iterable[Run], device: torch.device) -> Iterator[None]:
             for run in runs:
                 training.enter_context(_state.in_training(run.model))
                 run.start()
-                held.append(run)
+                started.append(run)
             yield
         except KeyboardInterrupt:
-            for run in held:
+            for run in started:
                 run.save()
             raise
 
