@@ -41,7 +41,7 @@ def counted_captures() -> Iterator[list[int]]:
 
 def kept(problem: cs.Problem) -> dict[str, list[Factors]]:
     """What is kept of each layer."""
-    entries = problem.companion(Engine)._closed._kept.items()
+    entries = problem.companion(Engine)._closed._factors.items()
     return {layer: pieces for (layer, _), (pieces, _) in entries}
 
 

@@ -54,7 +54,7 @@ def test_a_block_of_columns_is_one_pass() -> None:
 
 
 def batches(problem: cs.Problem) -> tuple[LinearizedBatch, ...]:
-    sets = problem.companion(Engine)._kept._sets.values()
+    sets = problem.companion(Engine)._batches._sets.values()
     return tuple(batch for own in sets for batch in own)
 
 

@@ -128,7 +128,7 @@ def test_what_is_held_is_what_the_plan_says(name: str, keep: Any) -> None:
     after = A.plan
     engine = of.companion(Engine)
     own = {memory.address(p) for p in of.model.parameters()}
-    everything = memory.held([engine._kept._sets, engine._closed._kept])
+    everything = memory.held([engine._batches._sets, engine._closed._factors])
     held = memory.size(t for t in everything if memory.address(t) not in own)
     assert after.held == held
     assert after.needed is not None

@@ -93,7 +93,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
 
 
 def recorded(problem: cs.Problem) -> set[str]:
-    return {layer for layer, _ in problem.companion(Engine)._closed._kept}
+    return {layer for layer, _ in problem.companion(Engine)._closed._factors}
 
 
 @pytest.mark.parametrize("name", NETWORKS)

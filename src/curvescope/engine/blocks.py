@@ -18,8 +18,8 @@ from curvescope.record.selection import layer_of, linear_layers
 def part_of(problem: Problem, space: ParamSpace) -> Part | None:
     """The layer that all parameters of a space belong to, if it is one with a closed form."""
     layers = space.layers
-    own = [name.rpartition(".")[2] for name in space.names]
-    if len(layers) != 1 or own not in (["weight", "bias"], ["weight"], ["bias"]):
+    kinds = [name.rpartition(".")[2] for name in space.names]
+    if len(layers) != 1 or kinds not in (["weight", "bias"], ["weight"], ["bias"]):
         return None
     try:
         linear_layers(problem, layers[0])
@@ -27,7 +27,7 @@ def part_of(problem: Problem, space: ParamSpace) -> Part | None:
         return None
     layer = layer_of(problem.model, layers[0])
     transposed = layer.matrix_shape[0] if layer.transposed else None
-    return Part(layers[0], "weight" in own, "bias" in own, transposed)
+    return Part(layers[0], "weight" in kinds, "bias" in kinds, transposed)
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Sizes:
     n: int
 
     @classmethod
-    def of(cls, seen: Capture, layer: str, directions: Tensor) -> Sizes:
+    def of(cls, record: Capture, layer: str, directions: Tensor) -> Sizes:
         """The shape that recording these directions will have."""
-        return cls(directions.shape[1], seen.positions[layer], *seen.layers[layer].matrix_shape)
+        return cls(directions.shape[1], record.positions[layer], *record.layers[layer].matrix_shape)
 
     @property
     def by_gradients(self) -> bool:
@@ -63,18 +63,18 @@ class Sizes:
         return work <= 2 * self.t * self.n
 
 
-def factors_of(seen: Capture, layer: str, directions: Tensor) -> Factors:
+def factors_of(record: Capture, layer: str, directions: Tensor) -> Factors:
     """Pull ``directions: [B, K, …]`` back to the layer, and keep what products need."""
-    sizes = Sizes.of(seen, layer, directions)
-    x = seen.rows(layer)
-    with seen.backward() as pull_back:
+    sizes = Sizes.of(record, layer, directions)
+    x = record.rows(layer)
+    with record.backward() as pull_back:
         pulled = (
-            seen.errors(layer, pull_back(directions[:, k], k == sizes.k - 1)[layer])
+            record.errors(layer, pull_back(directions[:, k], k == sizes.k - 1)[layer])
             for k in range(sizes.k)
         )
         if not sizes.by_gradients:
             return Products(torch.stack(list(pulled), 1), x)
-        matrix = x.new_empty(seen.samples, sizes.k, sizes.m * (sizes.n + 1))
+        matrix = x.new_empty(record.samples, sizes.k, sizes.m * (sizes.n + 1))
         for k, e in enumerate(pulled):
             matrix[:, k] = torch.cat([torch.bmm(e.mT, x).flatten(1), e.sum(1)], 1)
         return Gradients(matrix.flatten(0, 1), sizes.m)

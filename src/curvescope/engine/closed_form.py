@@ -43,7 +43,7 @@ class ClosedForm:
         self._sizes: dict[tuple[str, OutputMatrix], Sizes | None] = {}
         self._samples: dict[str, int] = {}  # of the batch that a layer was tried out on
         self._exact: dict[str, bool] = {}  # without a residual part, as far as was looked
-        self._kept: dict[tuple[str, OutputMatrix], Pieces] = {}
+        self._factors: dict[tuple[str, OutputMatrix], Pieces] = {}
         self._filling = threading.Lock()  # held by the thread that records what is kept
 
     # Whether ------------------------------------------------------------------------------------
@@ -92,11 +92,11 @@ class ClosedForm:
             few = first_samples(batch)
             try:
                 check_samples(problem, batch, [layer])
-                passed = capture(problem, few, [layer])
-                loss = problem.loss_at(passed.output, few)
-                directions = root(output, loss, passed.output, few.index)
-                self._samples[layer] = passed.samples
-                self._sizes[key] = Sizes.of(passed, layer, directions)
+                record = capture(problem, few, [layer])
+                loss = problem.loss_at(record.output, few)
+                directions = root(output, loss, record.output, few.index)
+                self._samples[layer] = record.samples
+                self._sizes[key] = Sizes.of(record, layer, directions)
             except UnsupportedLayer:
                 self._sizes[key] = None
         return self._sizes[key]
@@ -113,10 +113,10 @@ class ClosedForm:
             self._look(matrix, layer, capture(matrix.problem, few, [layer]), few)
         return self._exact[layer]
 
-    def _look(self, matrix: Matrix, layer: str, passed: Capture, batch: Batch) -> None:
+    def _look(self, matrix: Matrix, layer: str, record: Capture, batch: Batch) -> None:
         piecewise = matrix.problem.companion(PiecewiseLinear)
-        here = piecewise.behind(matrix.problem, layer, passed.operations, batch)
-        self._exact[layer] = here and self._exact.get(layer, True)
+        exact = piecewise.behind(matrix.problem, layer, record.operations, batch)
+        self._exact[layer] = exact and self._exact.get(layer, True)
 
     # Products -----------------------------------------------------------------------------------
 
@@ -148,9 +148,9 @@ class ClosedForm:
     def serving(self, matrix: Matrix) -> Scaled:
         """What is kept, with its scale, for each of the output matrices; none if one is missing."""
         layer = self._layer(matrix).layer
-        kept = [(c, self._kept.get((layer, output))) for output, c in matrix.mix.outputs]
-        scaled = [(c / entry[1], entry[0]) for c, entry in kept if entry is not None]
-        return scaled if len(scaled) == len(kept) else []
+        entries = [(c, self._factors.get((layer, output))) for output, c in matrix.mix.outputs]
+        scaled = [(c / entry[1], entry[0]) for c, entry in entries if entry is not None]
+        return scaled if len(scaled) == len(entries) else []
 
     def fill(self, matrix: Matrix, allowed: Callable[[int | None], bool]) -> bool:
         """Keep the factors if that is ``allowed`` for the bytes that it takes; whether it is.
@@ -166,25 +166,25 @@ class ClosedForm:
         try:
             layer = self._layer(matrix).layer
             for output in self._missing(matrix):
-                walked = list(self._walk(matrix, layer, output, kept=True))
-                terms = sum(weight for _, weight in walked)
-                pieces = [factors for factors, _ in walked]
-                del walked  # so that merging can let go of one after the other
-                self._kept[layer, output] = (merged(pieces), terms)
+                batches = list(self._walk(matrix, layer, output, keep=True))
+                terms = sum(weight for _, weight in batches)
+                pieces = [factors for factors, _ in batches]
+                del batches  # so that merging can let go of one after the other
+                self._factors[layer, output] = (merged(pieces), terms)
         finally:
             self._filling.release()
         return True
 
     def _missing(self, matrix: Matrix) -> list[OutputMatrix]:
         layer = self._layer(matrix).layer
-        return [output for output, _ in matrix.mix.outputs if (layer, output) not in self._kept]
+        return [output for output, _ in matrix.mix.outputs if (layer, output) not in self._factors]
 
     def _walk(
-        self, matrix: Matrix, layer: str, output: OutputMatrix, *, kept: bool = False
+        self, matrix: Matrix, layer: str, output: OutputMatrix, *, keep: bool = False
     ) -> Iterator[tuple[Factors, float]]:
         """The factors of each batch and the weight of its loss terms."""
         total = 0.0
-        for batch in matrix.problem.batches(copied=kept):
+        for batch in matrix.problem.batches(copied=keep):
             factors, weight = self._of_batch(matrix, layer, output, batch)
             total += weight
             yield factors, weight
@@ -195,28 +195,28 @@ class ClosedForm:
         self, matrix: Matrix, layer: str, output: OutputMatrix, batch: Batch
     ) -> tuple[Factors, float]:
         problem = matrix.problem
-        passed = capture(problem, batch, [layer])
+        record = capture(problem, batch, [layer])
         if matrix.second_order:
-            self._look(matrix, layer, passed, batch)
+            self._look(matrix, layer, record, batch)
             if not self._exact[layer]:
                 rule = f"the network behind layer {layer!r} is not piecewise linear"
                 raise UnsupportedLayer("layers", rule)
-        loss = problem.loss_at(passed.output, batch)
-        directions = root(output, loss, passed.output, batch.index)
-        return factors_of(passed, layer, directions), loss.weight
+        loss = problem.loss_at(record.output, batch)
+        directions = root(output, loss, record.output, batch.index)
+        return factors_of(record, layer, directions), loss.weight
 
     def trial(
-        self, matrix: Matrix, few: Batch, rows: Tensor, *, kept: bool
+        self, matrix: Matrix, few: Batch, rows: Tensor, *, keep: bool
     ) -> Callable[[], object]:
-        """A product of a few samples, for counting its work; recorded before if ``kept``."""
+        """A product of a few samples, for counting its work; recorded before with ``keep``."""
         part = self._layer(matrix)
 
-        def record() -> list[Factors]:
+        def make() -> list[Factors]:
             outputs = [output for output, _ in matrix.mix.outputs]
             return [self._of_batch(matrix, part.layer, output, few)[0] for output in outputs]
 
-        recorded = record() if kept else None
-        return lambda: [f.product(rows, part, None) for f in recorded or record()]
+        factors = make() if keep else None
+        return lambda: [f.product(rows, part, None) for f in factors or make()]
 
     def needed(self, matrix: Matrix) -> int | None:
         """Bytes that keeping takes, from the shapes of the record; None: of unknown number."""
@@ -232,10 +232,10 @@ class ClosedForm:
     def bytes(self, matrix: Matrix) -> int:
         """What is held for this block."""
         layer = self._layer(matrix).layer
-        kept = [self._kept.get((layer, output)) for output, _ in matrix.mix.outputs]
-        factors = [piece for entry in kept if entry is not None for piece in entry[0]]
+        entries = [self._factors.get((layer, output)) for output, _ in matrix.mix.outputs]
+        factors = [piece for entry in entries if entry is not None for piece in entry[0]]
         return memory.size(memory.held(t for piece in factors for t in piece.tensors()))
 
     def release(self) -> None:
         """Let everything go that is kept."""
-        self._kept = {}
+        self._factors = {}

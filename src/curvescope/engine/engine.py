@@ -37,7 +37,7 @@ class Engine:
 
     def __init__(self, problem: Problem) -> None:
         self._linearizer = Linearizer()
-        self._kept = kept.KeptBatches(self._linearizer)
+        self._batches = kept.KeptBatches(self._linearizer)
         self._closed = ClosedForm()
         self._graphs = CapturedProducts()
 
@@ -137,9 +137,9 @@ class Engine:
 
     def _linearized(self, matrix: Matrix) -> kept.Batches:
         """What is kept for an operator that keeps; none while another thread fills it."""
-        if not self._kept.serving(matrix):
+        if not self._batches.serving(matrix):
             self._hold(matrix, False, _must_fit)
-        return self._kept.serving(matrix)
+        return self._batches.serving(matrix)
 
     def _recorded(self, matrix: Matrix) -> Scaled:
         """The same for the closed form."""
@@ -154,9 +154,9 @@ class Engine:
             return self._closed.fill(matrix, lambda needed: allowed(matrix, needed, 0))
 
         def fits(needed: int | None) -> bool:
-            return allowed(matrix, needed, self._kept.replaceable(matrix))
+            return allowed(matrix, needed, self._batches.replaceable(matrix))
 
-        return self._kept.fill(matrix, fits, self._graphs.clear)
+        return self._batches.fill(matrix, fits, self._graphs.clear)
 
     def root(self, matrix: Matrix, how: Options) -> tuple[Part, Scaled] | None:
         """The layer and the factors of ``Rᵀ R``, where the matrix has such a form to keep."""
@@ -180,7 +180,7 @@ class Engine:
 
     def _let_batches_go(self) -> None:
         self._graphs.clear()  # they read the memory of what was kept
-        self._kept.release()
+        self._batches.release()
 
     # The plan -----------------------------------------------------------------------------------
 
@@ -194,9 +194,9 @@ class Engine:
             serves, held, spare = bool(self._closed.serving(matrix)), self._closed.bytes(matrix), 0
             needed = self._closed.needed(matrix)
         else:
-            needed, spare = self._linearizer.needed(matrix), self._kept.replaceable(matrix)
-            batches = self._kept.serving(matrix)
-            serves, held = bool(batches), self._kept.bytes(matrix.problem, batches)
+            needed, spare = self._linearizer.needed(matrix), self._batches.replaceable(matrix)
+            batches = self._batches.serving(matrix)
+            serves, held = bool(batches), self._batches.bytes(matrix.problem, batches)
         plan = Plan("", "", needed=needed, held=held, free=memory.free(matrix.problem.device))
         if how.keep != "auto":
             return self._filled(plan, matrix, how, f"keep={how.keep}")
@@ -227,7 +227,7 @@ class Engine:
         problem = matrix.problem
         if not self._linearizer.tapes(matrix.depth):
             return 1
-        batches = self._kept.serving(matrix)
+        batches = self._batches.serving(matrix)
         if batches:
             batch = batches[0]
         else:
@@ -242,9 +242,9 @@ class Engine:
         row = torch.ones(1, matrix.space.size, dtype=problem.dtype, device=problem.device)
         total = torch.zeros_like(row)
         if closed:
-            act = self._closed.trial(matrix, few, row, kept=keeps)
+            act = self._closed.trial(matrix, few, row, keep=keeps)
         elif keeps:
-            batch = self._linearizer.linearize(problem, few, depth=matrix.depth, kept=True)
+            batch = self._linearizer.linearize(problem, few, depth=matrix.depth, keep=True)
             act = partial(add_product, batch, matrix, row, total, None)
         else:
             act = partial(streamed.add_batch, self._linearizer, matrix, few, row, total, None)

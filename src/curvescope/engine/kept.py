@@ -77,7 +77,7 @@ class KeptBatches:
             for other in self._replaced(matrix):
                 self._sets.pop(other)
                 replace()
-            rest = (linearizer.linearize(problem, b, depth=depth, kept=True) for b in batches)
+            rest = (linearizer.linearize(problem, b, depth=depth, keep=True) for b in batches)
             self._sets[depth] = (first, *rest)
         return True
 

@@ -58,20 +58,21 @@ class Linearizer:
                 log.warning(
                     "the model is differentiated by autograd graphs, which is slower: %s", reason
                 )
-            for each in DEPTHS if depth == "forward" else (depth,):  # all begin with the forward
-                self._why.setdefault(each, str(reason))
+            stopped = DEPTHS if depth == "forward" else (depth,)  # all begin with the forward
+            for other in stopped:
+                self._why.setdefault(other, str(reason))
             raise
 
     def linearize(
-        self, problem: Problem, batch: Batch, *, depth: Depth, kept: bool
+        self, problem: Problem, batch: Batch, *, depth: Depth, keep: bool
     ) -> LinearizedBatch:
-        """A batch ready for products, many of them if it is ``kept``."""
+        """A batch ready for products, many of them with ``keep``."""
         if self.tapes(depth):
             tape = TapeBatch(problem, batch)
             second_order = depth == "second order"
             u = None if second_order else torch.ones_like(tape.output)
             tape.record_backward(u, second_order=second_order)
-            if kept:
+            if keep:
                 tape.condense()
             return tape
         with explain_failure(problem, batch):
@@ -81,11 +82,11 @@ class Linearizer:
         """The first batch of those that are kept, by the way that can be taken."""
         try:
             with self.trying(depth):
-                made = self.linearize(problem, batch, depth=depth, kept=True)
+                ready = self.linearize(problem, batch, depth=depth, keep=True)
         except Untraceable:
-            made = self.linearize(problem, batch, depth=depth, kept=True)
-        self._bytes[self.tapes(depth), depth] = _size(problem, made)
-        return made
+            ready = self.linearize(problem, batch, depth=depth, keep=True)
+        self._bytes[self.tapes(depth), depth] = _size(problem, ready)
+        return ready
 
     def measured(self, matrix: Matrix) -> bool:
         """Whether :meth:`needed` takes no pass any more."""
@@ -107,10 +108,10 @@ class Linearizer:
 
 def _size(problem: Problem, batch: LinearizedBatch) -> int:
     """Bytes that a batch holds besides the model's own."""
-    own = {memory.address(p) for p in problem.model.parameters()}
+    parameters = {memory.address(p) for p in problem.model.parameters()}
     with _rerun(problem, batch):
         tensors = batch.residuals()
-    return memory.size(t for t in tensors if memory.address(t) not in own)
+    return memory.size(t for t in tensors if memory.address(t) not in parameters)
 
 
 def held_by(problem: Problem, batches: Iterable[LinearizedBatch]) -> int:

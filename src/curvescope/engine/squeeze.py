@@ -46,9 +46,9 @@ class Part:
 
     def _split(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         assert self.transposed is not None
-        bias = self.transposed if self.bias else 0
-        weight, own = rows.split([rows.shape[1] - bias, bias], 1)
-        return weight, own
+        width = self.transposed if self.bias else 0
+        weight, bias = rows.split([rows.shape[1] - width, width], 1)
+        return weight, bias
 
 
 Pair = tuple[Tensor | None, Tensor | None]  # weight [c m, n] and bias [c m], where they take part
@@ -68,8 +68,8 @@ class Squeeze:
         """What can be left out of errors ``[B, K, T, m]`` and inputs ``[B, T, n]``."""
         m, n = errors.shape[3], inputs.shape[2]
         outputs = (errors != 0).flatten(0, 2).any(0)
-        kept = outputs if outputs.sum() <= WORTH * m and bool(outputs.any()) else None
-        index = None if kept is None else kept.nonzero()[:, 0]
+        fewer = outputs.sum() <= WORTH * m and bool(outputs.any())
+        index = outputs.nonzero()[:, 0] if fewer else None
         return cls(m, n, index, Lines.of(inputs.flatten(0, 1)))
 
     def errors(self, e: Tensor) -> Tensor:

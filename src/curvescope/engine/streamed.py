@@ -33,9 +33,9 @@ def add_batch(
     depth = matrix.streamed_depth(len(rows))
     if not matrix.second_order and linearizer.tapes(depth):
         return _pull_back(batch, matrix, rows, total, columns)
-    linearized = linearizer.linearize(matrix.problem, batch, depth=matrix.depth, kept=False)
-    add_product(linearized, matrix, rows, total, columns)
-    return linearized.weight
+    ready = linearizer.linearize(matrix.problem, batch, depth=matrix.depth, keep=False)
+    add_product(ready, matrix, rows, total, columns)
+    return ready.weight
 
 
 def _pull_back(

@@ -117,13 +117,14 @@ class Convolution(LayerKind):
     def add_error_moment(self, e: Tensor, samples: int, second: Tensor) -> None:
         """See :class:`LayerKind`. The errors of different groups do not meet."""
         e = self._batched(e)
-        own = e.shape[1] // self.groups
-        if self.groups == 1 and (e[0, 0].numel() < _FEW or own > 2 * STRIP):
-            add_gram(second, e.transpose(0, 1).reshape(own, -1))
+        outputs = e.shape[1] // self.groups
+        if self.groups == 1 and (e[0, 0].numel() < _FEW or outputs > 2 * STRIP):
+            add_gram(second, e.transpose(0, 1).reshape(outputs, -1))
             return
-        for start in range(0, e.shape[1], own):
-            part = e[:, start : start + own].flatten(2)
-            second[start : start + own, start : start + own] += torch.bmm(part, part.mT).sum(0)
+        for start in range(0, e.shape[1], outputs):
+            stop = start + outputs
+            part = e[:, start:stop].flatten(2)
+            second[start:stop, start:stop] += torch.bmm(part, part.mT).sum(0)
 
 
 def border(

@@ -91,7 +91,7 @@ class LinearOperator(ABC):
         """All that decides the matrix, for :attr:`identity`; None where only a product can say."""
         return None
 
-    def _known_parts(self) -> tuple[object, ...] | None:
+    def _identity_parts(self) -> tuple[object, ...] | None:
         """What decides the matrix, unless a subclass multiplies otherwise and does not say how."""
         kinds = [vars(self), *map(vars, type(self).__mro__)]
         says = next(i for i, kind in enumerate(kinds) if "_decided_by" in kind)
@@ -113,7 +113,7 @@ class LinearOperator(ABC):
         >>> A.identity == Diagonal(torch.tensor([1.0, 2.0])).identity != (7 * A).identity
         True
         """
-        parts = self._known_parts()
+        parts = self._identity_parts()
         if parts is None:
             fixed = torch.Generator().manual_seed(0)
             x = gaussian((self.shape[1], 1), fixed, self.dtype, self.device)
@@ -124,7 +124,7 @@ class LinearOperator(ABC):
     @property
     def identity_products(self) -> int:
         """How many products :attr:`identity` takes: one for each part that is not known."""
-        parts = self._known_parts()
+        parts = self._identity_parts()
         if parts is None:
             return 1
         return sum(part.identity_products for part in parts if isinstance(part, LinearOperator))
@@ -136,8 +136,8 @@ class LinearOperator(ABC):
         """``factor · A`` as one operator of the same kind."""
         return None
 
-    def _merged(self, own: float, factor: float, other: LinearOperator) -> LinearOperator | None:
-        """``own · A + factor · other`` as one operator that shares the work of both."""
+    def _merged(self, a: float, b: float, other: LinearOperator) -> LinearOperator | None:
+        """``a · A + b · other`` as one operator that shares the work of both."""
         return None
 
     # Products ---------------------------------------------------------------------------------

@@ -183,9 +183,9 @@ class Curvature(LinearOperator):
     def _scaled(self, factor: float) -> LinearOperator:
         return self._like(mix=self.mix * factor)
 
-    def _merged(self, own: float, factor: float, other: LinearOperator) -> LinearOperator | None:
+    def _merged(self, a: float, b: float, other: LinearOperator) -> LinearOperator | None:
         if not isinstance(other, Curvature) or other.problem is not self.problem:
             return None
         if other.space.names != self.space.names:
             return None
-        return self._like(mix=self.mix * own + other.mix * factor)
+        return self._like(mix=self.mix * a + other.mix * b)

@@ -177,12 +177,12 @@ class GramForm:
         for i, block in enumerate(blocks):
             left = self.source.rows(block)
             starts.append(starts[-1] + left[0].count)
-            mine = slice(starts[i], starts[i + 1])
+            place = slice(starts[i], starts[i + 1])
             for rows in left:
-                rows.add_own_products(K[mine, mine])
+                rows.add_gram(K[place, place])
             for j in range(i):
                 for rows, others in zip(left, self.source.rows(blocks[j]), strict=True):
-                    rows.add_products(others, K[mine, starts[j] : starts[j + 1]])
+                    rows.add_products(others, K[place, starts[j] : starts[j + 1]])
         K = K.tril_().mul_(self._factor / self.source.counts[1])
         return K + K.tril(-1).T
 

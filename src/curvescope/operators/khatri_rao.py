@@ -175,5 +175,5 @@ def _root(matrix: Tensor) -> Tensor:
     """``R: [d, r]`` with ``R Rᵀ`` the matrix, its rank decided by rounding."""
     values, vectors = torch.linalg.eigh(matrix.double())
     floor = len(values) * torch.finfo(matrix.dtype).eps * values[-1].clamp(min=0)
-    kept = values > floor
-    return vectors[:, kept] * values[kept].sqrt()
+    positive = values > floor
+    return vectors[:, positive] * values[positive].sqrt()

@@ -16,10 +16,9 @@ from curvescope.operators.rows import LayerRows, Rows, WrittenRows, join
 from curvescope.problem import ParamSpace, Problem
 from curvescope.problem.batches import Batch
 from curvescope.problem.losses import Loss
-from curvescope.record import memory, samples
+from curvescope.record import memory, samples, selection
 from curvescope.record.layers import LayerRecord, record_layers
 from curvescope.record.norms import is_fixed_norm, record_norms
-from curvescope.record.selection import layer_of, linear_layers
 
 Directions = Callable[[Loss, Tensor, Any], Tensor]
 """``(loss, z, target) ↦ [B, K, *z.shape[1:]]``: roots of the output matrix of each sample."""
@@ -85,18 +84,22 @@ class RowBlocks:
         layers: dict[str, tuple[bool, bool]] = {}
         names = set(self.space.names)
         for layer in self.space.layers:
-            own = [f"{layer}.{kind}" if layer else kind for kind in ("weight", "bias")]
-            present = (own[0] in names, own[1] in names)
-            if any(present) and self._can_be_recorded(layer, present, names.intersection(own)):
+            parameters = [selection.join(layer, kind) for kind in ("weight", "bias")]
+            present = (parameters[0] in names, parameters[1] in names)
+            if any(present) and self._can_be_recorded(
+                layer, present, names.intersection(parameters)
+            ):
                 layers[layer] = present
-                names -= set(own)
+                names -= set(parameters)
         return layers, tuple(n for n in self.space.names if n in names)
 
-    def _can_be_recorded(self, layer: str, present: tuple[bool, bool], own: set[str]) -> bool:
+    def _can_be_recorded(
+        self, layer: str, present: tuple[bool, bool], parameters: set[str]
+    ) -> bool:
         """Tried out on a sample: one mixture of its rows must be what autograd says it is."""
         first = next(self.pieces(1))
         try:
-            linear_layers(self.problem, [layer])
+            selection.linear_layers(self.problem, [layer])
             samples.check_samples(self.problem, next(self.pieces(samples.PROBE)), [layer])
             record = record_layers(self.problem, first, [layer], self._mixture)[layer]
         except torch.OutOfMemoryError:
@@ -104,9 +107,9 @@ class RowBlocks:
         except (CurvescopeError, RuntimeError):  # the latter where a checkpoint is recomputed
             return False
         recorded = _layer_rows(record, *present).written().rows[0]
-        pulled = self._pulled(first, [n for n in self.space.names if n in own])
+        pulled = self._pulled(first, [n for n in self.space.names if n in parameters])
         return self._agree(
-            recorded, _layer_order(layer_of(self.problem.model, layer), pulled, present)
+            recorded, _layer_order(selection.layer_of(self.problem.model, layer), pulled, present)
         )
 
     def _mixture(self, z: Tensor, target: Any) -> Tensor:
@@ -135,7 +138,7 @@ class RowBlocks:
         return tuple(
             name
             for name in self.space.layers
-            if _own(name) <= rest
+            if _parameters(name) <= rest
             and is_fixed_norm(self.problem, name)
             and self._norm_can_be_recorded(name)
         )
@@ -148,7 +151,7 @@ class RowBlocks:
             raise
         except (CurvescopeError, RuntimeError):
             return False
-        pulled = self._pulled(first, [n for n in self.space.names if n in _own(name)])
+        pulled = self._pulled(first, [n for n in self.space.names if n in _parameters(name)])
         return self._agree(torch.cat(parts, 2)[0, 0], torch.cat(pulled))
 
     def rows(self, pieces: Sequence[Batch]) -> list[Rows]:
@@ -159,20 +162,20 @@ class RowBlocks:
 
     def _rows_of(self, piece: Batch) -> list[Rows]:
         layers, rest = self._groups
-        found: list[Rows] = []
+        groups: list[Rows] = []
         if layers:
             records = record_layers(self.problem, piece, layers, self._pull)
             for name, (weight, bias) in layers.items():
-                found.append(_layer_rows(records[name], weight, bias).compact())
+                groups.append(_layer_rows(records[name], weight, bias).compact())
         if self._norms:
             parts = record_norms(self.problem, piece, self._norms, self._pull)
             rows = torch.cat([part for name in self._norms for part in parts[name]], 2)
-            found.append(WrittenRows(rows.flatten(0, 1), rows.shape[1]))
-        covered = {n for name in self._norms for n in _own(name)}
+            groups.append(WrittenRows(rows.flatten(0, 1), rows.shape[1]))
+        covered = {n for name in self._norms for n in _parameters(name)}
         left = [n for n in rest if n not in covered]
         if left:
-            found.append(self._written(piece, left))
-        return found
+            groups.append(self._written(piece, left))
+        return groups
 
     def _written(self, piece: Batch, names: Sequence[str]) -> WrittenRows:
         """Rows of any parameters: a backward pass for each."""
@@ -229,9 +232,9 @@ class RowBlocks:
         return groups
 
 
-def _own(norm: str) -> set[str]:
+def _parameters(norm: str) -> set[str]:
     """The names of a norm's scale and shift."""
-    return {f"{norm}.{kind}" if norm else kind for kind in ("weight", "bias")}
+    return {selection.join(norm, kind) for kind in ("weight", "bias")}
 
 
 def _layer_rows(record: LayerRecord, weight: bool, bias: bool) -> LayerRows:
@@ -244,7 +247,7 @@ def _layer_rows(record: LayerRecord, weight: bool, bias: bool) -> LayerRows:
 
 def _layer_order(layer: LayerKind, gradients: list[Tensor], present: tuple[bool, bool]) -> Tensor:
     """Gradients by weight and bias in the order of :class:`LayerRows`: bias after each row."""
-    m, turned = layer.matrix_shape[0], layer.transposed
-    columns = [as_matrix(gradients[0].flatten(), m, transposed=turned)] if present[0] else []
+    m, transposed = layer.matrix_shape[0], layer.transposed
+    columns = [as_matrix(gradients[0].flatten(), m, transposed=transposed)] if present[0] else []
     columns += [gradients[-1][:, None]] if present[1] else []
     return torch.cat(columns, 1).flatten()

@@ -67,7 +67,7 @@ class Rows(ABC):
         """Bytes held."""
         return sum(t.numel() * t.element_size() for t in self.tensors())
 
-    def add_own_products(self, out: Tensor) -> None:
+    def add_gram(self, out: Tensor) -> None:
         """The lower triangle of ``out += R Rᵀ``; what lies above it may be left out."""
         step = max(1, _TILE // self.per_sample)
         if self.samples <= step:

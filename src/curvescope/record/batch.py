@@ -24,7 +24,7 @@ from curvescope.problem.problem import Problem
 from curvescope.record.memory import held
 from curvescope.record.outputs import Mix
 from curvescope.record.recorder import Recorder
-from curvescope.record.rules import Known, Untraceable
+from curvescope.record.rules import Cache, Untraceable
 from curvescope.record.tape import Program, Step, cut
 
 Gradients = dict[str, Tensor]  # of the parameters that the output depends on
@@ -145,9 +145,9 @@ class TapeBatch(LinearizedBatch):
 
     def condense(self) -> None:
         """Make the steps faster for many products, by what is constant in their numbers."""
-        known: Known = {}
-        self._forward = [step.condensed(known) for step in self._forward]
-        self._backward = [step.condensed(known) for step in self._backward]
+        cache: Cache = {}
+        self._forward = [step.condensed(cache) for step in self._forward]
+        self._backward = [step.condensed(cache) for step in self._backward]
 
     def pull_back(self, u: Tensor) -> Gradients:
         """``Jᵀ u`` without recording, for a batch that is used once; the graph is freed."""
@@ -257,8 +257,8 @@ class TapeBatch(LinearizedBatch):
             else:
                 backward = cut(self._backward, self._sizes, later, wanted)
                 forward = cut(self._forward, self._sizes, seeds, [self._output])
-            kept = sum(self._sizes[s] for s in forward.kept) if mix.residual else 0
-            width = max(forward.width, backward.width + kept)
+            remaining = sum(self._sizes[s] for s in forward.remaining) if mix.residual else 0
+            width = max(forward.width, backward.width + remaining)
             self._cuts[key] = self._placed(space, forward, backward, width)
         return self._cuts[key]
 

@@ -29,7 +29,7 @@ class Lines:
     fixed: Tensor  # indices
     values: Tensor  # [fixed]
     zero: bool  # whether all values are 0
-    place: Tensor  # of every line among those that are kept, the one of the constants last
+    place: Tensor  # of every line in the smaller matrix, the one of the constants last
     factor: Tensor  # of every line: its constant value, or 1
 
     @classmethod
@@ -88,26 +88,26 @@ class Smaller:
     lines: Lines
 
 
-Known = dict[tuple[int, torch.Size, tuple[int, ...], int], Smaller | None]
+Cache = dict[tuple[int, torch.Size, tuple[int, ...], int], Smaller | None]
 
 
-def smaller(matrix: Tensor | None, known: Known) -> Smaller | None:
+def smaller(matrix: Tensor | None, cache: Cache) -> Smaller | None:
     """The matrix without its constant lines; None if that would save little.
 
-    ``known`` remembers what was found for the memory behind a matrix, so that several steps share
-    the smaller one, also when one of them uses its transpose.
+    ``cache`` holds the answer for the memory behind a matrix, so that several steps share the
+    smaller one, also when one of them uses its transpose.
     """
     if matrix is None or matrix.ndim != 2 or not matrix.is_floating_point():
         return None
     upright = matrix.is_contiguous() or not matrix.T.is_contiguous()
     stored = matrix if upright else matrix.T
     key = (stored.data_ptr(), stored.shape, stored.stride(), stored._version)
-    if key not in known:
-        known[key] = _without(stored, 1) or _without(stored, 0)
-    found = known[key]
-    if found is None or upright:
-        return found
-    return Smaller(found.matrix.T, 1 - found.axis, found.lines)
+    if key not in cache:
+        cache[key] = _without(stored, 1) or _without(stored, 0)
+    result = cache[key]
+    if result is None or upright:
+        return result
+    return Smaller(result.matrix.T, 1 - result.axis, result.lines)
 
 
 def _without(matrix: Tensor, axis: int) -> Smaller | None:

@@ -22,7 +22,7 @@ class LayerMoments:
         shapes = ((m, m), (n, n), (n, self.positions))
         self._batch = tuple(record.output.new_zeros(shape).detach() for shape in shapes)
         self._total: tuple[Tensor, ...] | None = None
-        self._ended = 0
+        self._batches = 0
         self.samples, self.weight = 0, 0.0
 
     def add_inputs(self, x: Tensor, samples: int, weight: float) -> None:
@@ -38,22 +38,22 @@ class LayerMoments:
 
     def end_batch(self) -> None:
         """The batch is complete."""
-        for own in self._batch[:2]:
-            mirror(own)
-        self._ended += 1
+        for moment in self._batch[:2]:
+            mirror(moment)
+        self._batches += 1
 
     def _begin(self) -> None:
         """Add what is complete to the running sums; a batch that remains the only one is not."""
-        if not self._ended:
+        if not self._batches:
             return
         if self._total is None:
-            self._total = tuple(own.to(torch.float64, copy=True) for own in self._batch)
+            self._total = tuple(moment.to(torch.float64, copy=True) for moment in self._batch)
         else:
-            for total, own in zip(self._total, self._batch, strict=True):
-                total += own
-        for own in self._batch:
-            own.zero_()
-        self._ended = 0
+            for total, moment in zip(self._total, self._batch, strict=True):
+                total += moment
+        for moment in self._batch:
+            moment.zero_()
+        self._batches = 0
 
     def means(self) -> tuple[Tensor, Tensor, Tensor]:
         """``E[Σ_t e eᵀ] / T``, ``E[X Xᵀ]`` and ``E[X]``; zeros without samples."""

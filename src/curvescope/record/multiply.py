@@ -36,8 +36,8 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
         rows = a.reshape(-1, a.shape[-1])
         return _convolved(rows, b).view(*a.shape[:-1], b.shape[1])
     if a.ndim == 2:
-        return torch.stack([_convolved(a, own) for own in b])
-    return torch.stack([_convolved(own, other) for own, other in zip(a, b, strict=True)])
+        return torch.stack([_convolved(a, matrix) for matrix in b])
+    return torch.stack([_convolved(left, right) for left, right in zip(a, b, strict=True)])
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:

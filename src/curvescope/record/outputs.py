@@ -35,12 +35,12 @@ class SampledFisher:
 
     def apply(self, loss: LossAt, batch: int, t: Tensor) -> Tensor:
         """The product with each column; the draws depend on the seed and the batch alone."""
-        drawn = loss.draws.get(self)
-        if drawn is None:
+        gradients = loss.draws.get(self)
+        if gradients is None:
             generator = torch.Generator().manual_seed((self.seed + 0x9E3779B9 * batch) % 2**63)
-            drawn = loss.terms(loss.sample(self.samples, generator))
-            loss.draws[self] = drawn
-        return _outer(loss, drawn, t) / self.samples
+            gradients = loss.terms(loss.sample(self.samples, generator))
+            loss.draws[self] = gradients
+        return _outer(loss, gradients, t) / self.samples
 
 
 @dataclass(frozen=True)
@@ -69,17 +69,17 @@ class ClassOuter:
 
     def vectors(self, loss: LossAt) -> Tensor:
         """``√p_c' d_c'``: ``[C or 1, terms, c]``, zero for terms of other classes."""
-        made = loss.draws.get(self)
-        if made is None:
+        vectors = loss.draws.get(self)
+        if vectors is None:
             classes = loss.classes("ClassOuter")
             if classes is None:
                 raise Inapplicable("ClassOuter", "needs a loss that tells classes apart")
             roots = classes.roots().movedim(1, 0)  # [C, terms, c]
             if self.cross is not None:
                 roots = roots[self.cross : self.cross + 1]
-            made = roots * (classes.labels == self.label)[:, None]
-            loss.draws[self] = made
-        return made
+            vectors = roots * (classes.labels == self.label)[:, None]
+            loss.draws[self] = vectors
+        return vectors
 
 
 OutputMatrix = LossHessian | SampledFisher | GradientOuter | ClassOuter

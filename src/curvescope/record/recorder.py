@@ -37,7 +37,7 @@ _INPLACE = {aten.relu_.default: aten.relu.default, aten.add_.Tensor: aten.add.Te
 
 
 class Recorder(TorchDispatchMode):
-    """Context in which operations on known tensors are noted; ``drain`` makes steps of them."""
+    """Context in which operations on recorded tensors are noted; ``drain`` makes steps of them."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -48,7 +48,9 @@ class Recorder(TorchDispatchMode):
         self._origins: list[Tensor] = []  # the tensor that each slot was made for
         self._foreign: set[int] = set()  # slots of by-products whose tangents autograd may not know
         self._claimed: dict[int, Any] = {}  # slot -> the operator of torch.library that made it
-        self._memory: dict[int | None, set[int]] = {}  # storage -> ids of the known tensors in it
+        self._memory: dict[
+            int | None, set[int]
+        ] = {}  # storage -> ids of the tensors with a slot in it
         self._second_order = True
         self._nested = False
 
@@ -62,11 +64,11 @@ class Recorder(TorchDispatchMode):
 
     def slot(self, tensor: Tensor) -> int | None:
         """The slot of a tensor, or None for a constant."""
-        known = self._slots.get(id(tensor))
-        if known is None:
+        entry = self._slots.get(id(tensor))
+        if entry is None:
             return None
-        self._check_claim(tensor, known[0])
-        return known[0]
+        self._check_claim(tensor, entry[0])
+        return entry[0]
 
     def _check_claim(self, tensor: Tensor, slot: int) -> None:
         """Its rule stands for an operator's derivative only if autograd takes the operator's own.
@@ -115,26 +117,26 @@ class Recorder(TorchDispatchMode):
         """Whether this argument depends on the parameters, as autograd sees it."""
         if not isinstance(tensor, Tensor):
             return False
-        known = self._slots.get(id(tensor))
+        entry = self._slots.get(id(tensor))
         if self.forward_slots is not None and not self._second_order:
-            return known is not None and known[0] >= self.forward_slots
-        if known is None:
+            return entry is not None and entry[0] >= self.forward_slots
+        if entry is None:
             if tensor.requires_grad:
                 raise Untraceable(
                     "a tensor that requires grad was made outside the recorded operations"
                 )
             return False
-        if self.forward_slots is not None and known[0] >= self.forward_slots:
+        if self.forward_slots is not None and entry[0] >= self.forward_slots:
             return True
         if self.forward_slots is None:
-            self._check_claim(tensor, known[0])
+            self._check_claim(tensor, entry[0])
             return self._nested or tensor.requires_grad
         # A result that autograd does not differentiate (the mean of a layer norm) is saved without
         # requires_grad, but the backward pass depends on the parameters through it.
-        hidden = not self._origins[known[0]].requires_grad
-        if hidden and known[0] in self._claimed:
+        hidden = not self._origins[entry[0]].requires_grad
+        if hidden and entry[0] in self._claimed:
             return False  # really under no_grad
-        if hidden and known[0] in self._foreign:
+        if hidden and entry[0] in self._foreign:
             raise Untraceable(
                 "the backward pass uses a by-product that autograd does not differentiate"
             )
@@ -144,9 +146,9 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if func in _ALIASES:  # autograd's own way to hand a saved tensor on
             out = func(*args, **kwargs)
-            known = self._slots.get(id(args[0]))
-            if known is not None:
-                self._bind(out, known[0])
+            entry = self._slots.get(id(args[0]))
+            if entry is not None:
+                self._bind(out, entry[0])
             return out
         random, mutable = _facts(func)
         if random:
@@ -243,7 +245,7 @@ class Recorder(TorchDispatchMode):
             raise Untraceable("an in-place operation on memory that several tensors share")
 
     def _check_mutation(self, out: Any) -> None:
-        """A constant written over a known tensor would leave us with a stale slot."""
+        """A constant written over a tensor with a slot would leave us with a stale slot."""
         if isinstance(out, Tensor) and id(out) in self._slots:
             raise Untraceable("an in-place operation that overwrites a recorded tensor")
 

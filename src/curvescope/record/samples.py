@@ -23,7 +23,7 @@ PROBE = 4
 """Samples on which things are tried out."""
 
 
-class _Known:
+class _Checked:
     """What was tried out for a problem."""
 
     def __init__(self, _: Problem) -> None:
@@ -94,17 +94,17 @@ def positions(
         z: The output for a few samples, consecutive rows for each.
         samples: How many; at least two.
     """
-    each, left = divmod(z.shape[0], samples)
+    rows, remainder = divmod(z.shape[0], samples)
     rows_each: list[int] | None = None
     reached: set[int] = set()
     for sample in sorted({0, 1, samples - 1}):
         u = torch.zeros_like(z)
-        own = u[sample * each : (sample + 1) * each]
-        ramp = torch.linspace(1.0, 2.0, own.numel(), dtype=u.dtype, device=u.device)
-        own.copy_(ramp.reshape(own.shape))
+        cotangent = u[sample * rows : (sample + 1) * rows]
+        ramp = torch.linspace(1.0, 2.0, cotangent.numel(), dtype=u.dtype, device=u.device)
+        cotangent.copy_(ramp.reshape(cotangent.shape))
         errors = pull_back(u)
         if rows_each is None:
-            rows_each = [0 if e is None or left else _rows(e, samples) for e in errors]
+            rows_each = [0 if e is None or remainder else _rows(e, samples) for e in errors]
         for i, e in enumerate(errors):
             if e is None or not rows_each[i]:
                 continue
@@ -118,8 +118,8 @@ def positions(
 
 
 def _rows(e: Tensor, samples: int) -> int:
-    rows, left = divmod(e.shape[0] if e.ndim else 0, samples)
-    return 0 if left else rows
+    rows, remainder = divmod(e.shape[0] if e.ndim else 0, samples)
+    return 0 if remainder else rows
 
 
 def check_samples(problem: Problem, batch: Batch, layers: Sequence[str]) -> None:
@@ -128,7 +128,7 @@ def check_samples(problem: Problem, batch: Batch, layers: Sequence[str]) -> None
     The output of a sample must not depend on what the layer computes for the others, see
     :func:`positions`.
     """
-    checked = problem.companion(_Known).layers
+    checked = problem.companion(_Checked).layers
     unknown = [name for name in layers if name not in checked]
     if not unknown:
         return

@@ -44,8 +44,8 @@ def linear_layers(problem: Problem, layers: str | Iterable[str] | None = None) -
 
 def _check_layer(problem: Problem, modules: dict[str, nn.Module], name: str) -> None:
     if name not in modules:
-        there = ", ".join(n for n, m in modules.items() if kind_of(m) is not None) or "none"
-        rule = f"layer {name!r} is not in the model; {_either()} layers are {there}"
+        names = ", ".join(n for n, m in modules.items() if kind_of(m) is not None) or "none"
+        rule = f"layer {name!r} is not in the model; {_either()} layers are {names}"
         raise CurvescopeError("layers", rule)
     module = modules[name]
     if kind_of(module) is None:
@@ -53,9 +53,11 @@ def _check_layer(problem: Problem, modules: dict[str, nn.Module], name: str) -> 
         rule = f"layer {name!r} must be {_either()}"
         raise UnsupportedLayer("layers", rule, given=f"{type(module).__name__}{why}")
     for part in ("weight", "bias"):
-        own = module._parameters.get(part)
-        users = [n for n, p in problem.model.named_parameters(remove_duplicate=False) if p is own]
-        if own is not None and len(users) > 1:
+        parameter = module._parameters.get(part)
+        users = [
+            n for n, p in problem.model.named_parameters(remove_duplicate=False) if p is parameter
+        ]
+        if parameter is not None and len(users) > 1:
             rule = f"layer {name!r} shares its {part} ({' = '.join(users)})"
             raise UnsupportedLayer("layers", rule)
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from curvescope.record.rules import Known, LinearStep, Outputs
+from curvescope.record.rules import Cache, LinearStep, Outputs
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Step:
     sources: tuple[int | None, ...]
     targets: tuple[int | None, ...]
 
-    def condensed(self, known: Known) -> Step:
+    def condensed(self, cache: Cache) -> Step:
         """The step with the faster form of its map, where there is one."""
         if self.linear.condensed is None:
             return self
-        return replace(self, linear=self.linear.condensed(known))
+        return replace(self, linear=self.linear.condensed(cache))
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Program:
     instructions: tuple[Instruction, ...]
     width: int  # the largest number of elements that are live at once, for one column
     slots: frozenset[int]  # every slot that gets a tangent, the seeds included
-    kept: frozenset[int]  # those that are still there at the end
+    remaining: frozenset[int]  # those that are still there at the end
     reads: frozenset[int]  # those that the steps read but do not make
 
     def run(self, tangents: dict[int, Tensor], columns: bool) -> None:
@@ -99,13 +99,13 @@ def cut(
             reached.update(t for t in step.targets if t is not None)
     keep = set(wanted) & reached
     needed = set(keep)
-    kept: list[Step] = []
+    program: list[Step] = []
     for step in reversed(alive):
         if any(t in needed for t in step.targets if t is not None):
-            kept.append(step)
+            program.append(step)
             needed.update(s for s in step.sources if s is not None and s in reached)
-    kept.reverse()
-    return _with_lifetimes(kept, sizes, reached & set(seeds), keep, reached)
+    program.reverse()
+    return _with_lifetimes(program, sizes, reached & set(seeds), keep, reached)
 
 
 def _with_lifetimes(

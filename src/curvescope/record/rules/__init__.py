@@ -13,7 +13,7 @@ differentiation of the operation itself, so that the list below is about speed, 
 """
 
 # Importing a file of rules registers them.
-from curvescope.record.constant import Known
+from curvescope.record.constant import Cache
 from curvescope.record.rules import convolution, pointwise, products, shapes
 from curvescope.record.rules.generic import linear_step
 from curvescope.record.rules.step import (
@@ -30,6 +30,6 @@ from curvescope.record.rules.step import (
 )
 
 __all__ = [
-    "RULES", "Call", "Known", "LinearStep", "Outputs", "Untraceable", "convolution", "flatten",
+    "RULES", "Cache", "Call", "LinearStep", "Outputs", "Untraceable", "convolution", "flatten",
     "lift", "linear_step", "make_step", "pointwise", "products", "rule", "shapes", "total",
 ]  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from curvescope.record.rules.step import Call, LinearStep, Outputs, make_step, own, rule
+from curvescope.record.rules.step import Call, LinearStep, Outputs, fresh_copy, make_step, rule
 
 aten = torch.ops.aten
 
@@ -23,7 +23,7 @@ def _convolution(call: Call) -> LinearStep:
     def single(tx: Any, tw: Any, tb: Any = None, *_: Any) -> Outputs:
         bias_shape = None if tb is None else (1, -1) + (1,) * (len(shape) - 2)
         if tx is None and tw is None:
-            return own(tb.reshape(bias_shape).expand(shape))
+            return fresh_copy(tb.reshape(bias_shape).expand(shape))
         first = None if tx is None else aten.convolution(tx, weight, tb, *settings)
         if tw is None:
             return first
@@ -56,7 +56,7 @@ def _conv_block(single: Any, shape: Any, weight: Any, source: Any, settings: Any
             total = y if total is None else total.add_(y)
         if tb is not None:
             b = tb.reshape(columns, 1, -1, *(1,) * (len(shape) - 2))
-            total = own(b.expand(columns, *shape)) if total is None else total + b
+            total = fresh_copy(b.expand(columns, *shape)) if total is None else total + b
         return total
 
     return block

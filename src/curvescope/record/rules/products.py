@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from curvescope.record.constant import Known, Smaller, smaller
+from curvescope.record.constant import Cache, Smaller, smaller
 from curvescope.record.multiply import add_product, as_convolution, multiply
 from curvescope.record.rules.generic import generic
-from curvescope.record.rules.step import Call, LinearStep, Outputs, lift, own, rule
+from curvescope.record.rules.step import Call, LinearStep, Outputs, fresh_copy, lift, rule
 
 aten = torch.ops.aten
 
@@ -46,9 +46,9 @@ class _Product:
         assert self._left is not None
         _accumulate(total, ta, self._left)
 
-    def condensed(self, known: Known) -> _Product:
+    def condensed(self, cache: Cache) -> _Product:
         """The same without the constant lines of the factors, where they are worth it."""
-        left, right = smaller(self._left, known), smaller(self._right, known)
+        left, right = smaller(self._left, cache), smaller(self._right, cache)
         if left is None and right is None:
             return self
         return _Condensed(self._left, self._right, left, right)
@@ -119,8 +119,8 @@ def _mm(call: Call) -> LinearStep:
 
 
 def _step(product: _Product) -> LinearStep:
-    def condensed(known: Known) -> LinearStep:
-        return _step(product.condensed(known))
+    def condensed(cache: Cache) -> LinearStep:
+        return _step(product.condensed(cache))
 
     return LinearStep(product, product, condensed, fresh=True)
 
@@ -138,16 +138,16 @@ def _addmm(call: Call) -> LinearStep:
 def _biased(product: _Product, shape: tuple[int, ...]) -> LinearStep:
     def single(bias: Tensor | None, ta: Tensor | None, tb: Tensor | None) -> Outputs:
         if ta is None and tb is None:
-            return own(bias.expand(shape))  # type: ignore[union-attr]
+            return fresh_copy(bias.expand(shape))  # type: ignore[union-attr]
         return product(ta, tb, bias)
 
     def block(bias: Tensor | None, ta: Tensor | None, tb: Tensor | None) -> Outputs:
         start = None if bias is None else lift(bias, 2)
         if ta is None and tb is None:
-            return own(start.expand(start.shape[0], *shape))  # type: ignore[union-attr]
+            return fresh_copy(start.expand(start.shape[0], *shape))  # type: ignore[union-attr]
         return product(ta, tb, start)
 
-    def condensed(known: Known) -> LinearStep:
-        return _biased(product.condensed(known), shape)
+    def condensed(cache: Cache) -> LinearStep:
+        return _biased(product.condensed(cache), shape)
 
     return LinearStep(single, block, condensed, fresh=True)

@@ -105,7 +105,7 @@ def lift(t: Tensor, ndim: int) -> Tensor:
     return t if missing <= 0 else t.reshape(t.shape[0], *(1,) * missing, *t.shape[1:])
 
 
-def own(t: Tensor) -> Tensor:
+def fresh_copy(t: Tensor) -> Tensor:
     """The same numbers in new memory, for a ``fresh`` step that would return a view."""
     return t.clone(memory_format=torch.contiguous_format)
 
