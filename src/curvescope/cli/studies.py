@@ -1,4 +1,4 @@
-"""The catalog in the terminal: a line for each entry, or everything about one."""
+"""Studies in the terminal: a line for each, everything about one, and the printed numbers."""
 
 from __future__ import annotations
 
@@ -16,59 +16,59 @@ from rich.table import Table
 
 from curvescope.errors import CurvescopeError
 from curvescope.experiments.load import load_instance
-from curvescope.reports.reproduction import published
-from curvescope.studies.entry import SCALES, Entry
-from curvescope.studies.listing import entries
-from curvescope.studies.record import Record, load
-
-_TIME = re.compile(r"\b(\d+|a|ten) (s|seconds?|minutes?|hours?)\b|\bfor (hours)\b")
-_UNITS = {"s": "s", "m": "min", "h": "h"}
+from curvescope.studies import table
+from curvescope.studies.catalog import study_named
+from curvescope.studies.outcome import Line, Outcome, explanations, lines, load
+from curvescope.studies.study import SCALES, Study
 
 
-def load_entry(text: str) -> Entry:
-    """The entry that ``package.module:NAME`` or ``file.py:NAME`` stands for.
+def load_study(text: str) -> Study:
+    """The study that ``package.module:NAME`` or ``file.py:NAME`` stands for.
 
     Raises:
-        CurvescopeError: If it is none, or has the name of one of the catalog.
+        CurvescopeError: If it is none, or has the name of one of the package.
     """
     where = f"reproduce {text!r}"
-    entry = load_instance(where, text, Entry)
-    if any(entry.name == other.name for other in entries()):
-        raise CurvescopeError(where, "`name` is that of an entry of the catalog", given=entry.name)
-    if not re.fullmatch(r"[\w-]+/[\w-]+", entry.name):
-        rule = "`name` must be a folder and an entry in it, such as 'mine/first'"
-        raise CurvescopeError(where, rule, given=repr(entry.name))
-    return entry
+    study = load_instance(where, text, Study)
+    if study_named(study.name) is not None:
+        raise CurvescopeError(where, "`name` is that of a study of the package", given=study.name)
+    if not re.fullmatch(r"[\w-]+/[\w-]+", study.name):
+        rule = "`name` must be a folder and a study in it, such as 'mine/first'"
+        raise CurvescopeError(where, rule, given=repr(study.name))
+    return study
 
 
 def show(
-    chosen: Sequence[Entry], out: Path, console: Console, *, detailed: bool, as_json: bool
+    chosen: Sequence[Study], out: Path, console: Console, *, detailed: bool, as_json: bool
 ) -> None:
-    """Print entries with their outcomes in ``out``."""
-    listed = [(entry, load(out, entry.name)) for entry in chosen]
+    """Print studies with their outcomes in ``out``."""
+    listed = [(study, load(out, study.name)) for study in chosen]
     if as_json:
-        typer.echo(json.dumps([_described(*pair) for pair in listed], indent=2))
+        typer.echo(json.dumps([_described(*pair, out) for pair in listed], indent=2))
     elif detailed:
-        for entry, record in listed:
-            _show_entry(entry, record, out, console)
+        for study, outcome in listed:
+            _show_study(study, outcome, out, console)
     else:
-        for line in lines(listed, console.width if console.is_terminal else None):
+        for line in listing(listed, console.width if console.is_terminal else None):
             console.print(line, markup=False)
-        console.print("times are rough; curvescope reproduce show NAME says what an entry shows")
+        console.print("times are rough; curvescope reproduce show NAME says what a study shows")
 
 
-def lines(listed: Sequence[tuple[Entry, Record | None]], width: int | None) -> list[str]:
-    """A line for each entry: name, time at each scale, outcome, source.
+def listing(listed: Sequence[tuple[Study, Outcome | None]], width: int | None) -> list[str]:
+    """A line for each study: name, time at each scale, outcome, source.
 
     Args:
-        listed: Entries with their outcomes.
+        listed: Studies with their outcomes.
         width: Longer lines are cut off with an ellipsis; a pipe, without a width, gets them whole.
     """
-    rows = [["entry", *SCALES, "here", "source"]]
-    for entry, record in listed:
-        times = [brief(entry.cost.get(scale, "")) for scale in SCALES]
-        rows.append([entry.name, *times, "" if record is None else _status(record), entry.source])
-    if all(record is None for _, record in listed):
+    rows = [["study", *SCALES, "here", "source"]]
+    for study, outcome in listed:
+        times = [
+            study.levels[scale].cost.partition(",")[0] if scale in study.levels else "–"
+            for scale in SCALES
+        ]
+        rows.append([study.name, *times, _status(study, outcome), study.source])
+    if all(outcome is None for _, outcome in listed):
         rows = [[*row[:4], row[5]] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     texts = []
@@ -84,78 +84,91 @@ def lines(listed: Sequence[tuple[Entry, Record | None]], width: int | None) -> l
     return texts
 
 
-def brief(cost: str) -> str:
-    """The time in the text of an entry about its cost.
-
-    >>> [brief(text) for text in ("4 s, digits", "MNIST: ten minutes", "a GPU for hours", "", "?")]
-    ['4 s', '10 min', 'hours', '–', '?']
-    """
-    if not cost:
-        return "–"
-    match = _TIME.search(cost)
-    if match is None:
-        return "GPU" if "GPU" in cost else "?"
-    if match[3]:
-        return match[3]
-    number = {"a": "1", "ten": "10"}.get(match[1], match[1])
-    return f"{number} {_UNITS[match[2][0]]}"
+def _status(study: Study, outcome: Outcome | None) -> str:
+    """The scale of the outcome, and how many of the paper's numbers and sentences it meets."""
+    if outcome is None:
+        return ""
+    tallies = table.tallies(lines(study, outcome))
+    whole = sum((t for (kind, setting), t in tallies.items() if setting), table.Tally())
+    return f"{outcome.scale} {whole.hold}/{whole.judged}" if whole.judged else outcome.scale
 
 
-def _status(record: Record) -> str:
-    """The scale of the outcome, and how many of the paper's ranges it meets."""
-    judged = [row.agrees is True for row in record.outcome.judged]
-    return f"{record.scale} {sum(judged)}/{len(judged)}" if judged else record.scale
+def _described(study: Study, outcome: Outcome | None, out: Path) -> dict[str, Any]:
+    levels = {
+        scale: {"cost": level.cost, "subject": level.subject, "reduced": level.reduced}
+        for scale, level in study.levels.items()
+    }
+    about = {"name": study.name, "source": study.source, "shows": study.shows, "scales": levels}
+    if outcome is None:
+        return {**about, "outcome": None}
+    return {**about, "outcome": described(study, outcome, out)}
 
 
-def _described(entry: Entry, record: Record | None) -> dict[str, Any]:
+def described(study: Study, outcome: Outcome, out: Path) -> dict[str, Any]:
+    """An outcome as JSON: its lines, and where it lies."""
+    shown = lines(study, outcome, explanations(out, study.name))
     return {
-        "name": entry.name,
-        "source": entry.source,
-        "shows": entry.shows,
-        "cost": dict(entry.cost),
-        "subject": dict(entry.subject),
-        "reduced": dict(entry.reduced),
-        "outcome": None
-        if record is None
-        else {
-            "scale": record.scale,
-            "seed": record.seed,
-            "rows": [asdict(row) for row in record.outcome.rows],
-            "checks": [asdict(row) for row in record.outcome.checks],
-        },
+        "study": study.name,
+        "scale": outcome.scale,
+        "seed": outcome.seed,
+        "seconds": outcome.seconds,
+        "finished": outcome.finished,
+        "lines": [{**asdict(line), "agrees": line.agrees} for line in shown],
+        "numbers": dict(outcome.numbers),
     }
 
 
-def _show_entry(entry: Entry, record: Record | None, out: Path, console: Console) -> None:
-    console.print(f"[bold]{entry.name}[/bold]  {escape(entry.source)}")
-    console.print(entry.shows, markup=False)
-    for scale, cost in entry.cost.items():
-        console.print(f"  {scale:<5}  {cost}", markup=False)
-        if reduced := entry.reduced.get(scale):
-            console.print(f"         smaller than in the paper: {reduced}", markup=False)
-    if record is None:
-        console.print(
-            f"  not in {out}; curvescope reproduce {entry.name} computes it", markup=False
-        )
+def _show_study(study: Study, outcome: Outcome | None, out: Path, console: Console) -> None:
+    console.print(f"[bold]{study.name}[/bold]  {escape(study.source)}")
+    console.print(study.shows, markup=False)
+    show_scales(study, console)
+    if outcome is None:
+        say = f"  not in {out}; curvescope reproduce {study.name} computes it"
     else:
-        place = out / entry.name
-        console.print(f"  here: {record.scale}, {record.verdict}: {place}", markup=False)
+        say = f"  here: {_status(study, outcome)}: {out / study.name}"
+    console.print(say, markup=False)
 
 
-def show_record(record: Record, out: Path, console: Console) -> None:
-    """Print an outcome: the paper's numbers beside ours, and the remarks."""
-    console.print(f"[bold]{record.entry}[/bold]: {escape(f'{record.source}. {record.shows}')}")
-    table = Table()
-    for title, justify in (("", "left"), ("paper", "right"), ("ours", "right"), ("", "left")):
-        table.add_column(title, justify=cast(Any, justify))
-    for row in (*record.outcome.rows, *record.outcome.checks):
-        verdict = {True: "[green]as in the paper[/green]", False: "[red]differs[/red]", None: ""}
-        words = "; ".join(part for part in (verdict[row.agrees], escape(row.note)) if part)
-        table.add_row(escape(row.what), published(row), f"{row.ours:.4g}", words)
-    console.print(table)
-    for note in record.outcome.notes:
-        console.print(f"- {note}", markup=False)
+def show_scales(study: Study, console: Console, only: str = "") -> None:
+    """Print what each scale takes, and what it has smaller than the paper."""
+    for scale, level in study.levels.items():
+        if only and scale != only:
+            continue
+        console.print(f"  {scale:<5}  {level.cost}: {level.subject}", markup=False)
+        if level.reduced:
+            console.print(f"         smaller than in the paper: {level.reduced}", markup=False)
+
+
+def show_outcome(study: Study, outcome: Outcome, out: Path, console: Console) -> None:
+    """Print an outcome: ours beside what it is compared with."""
+    from curvescope.reports.reproduction import summary
+
+    shown = lines(study, outcome, explanations(out, study.name))
+    console.print(f"[bold]{study.name}[/bold]: {escape(f'{study.source}. {study.shows}')}")
+    printed = Table()
+    for title, justify in (("", "left"), ("expected", "right"), ("ours", "right"), ("", "left")):
+        printed.add_column(title, justify=cast(Any, justify))
+    for line in shown:
+        ours = "–" if line.ours is None else f"{line.ours:.4g}"
+        printed.add_row(escape(line.value), table.expected(line), ours, _words(line))
+    console.print(printed)
+    console.print(summary(shown), markup=False)
     console.print(
-        f"{record.scale}, seed {record.seed}, {record.seconds:.1f} s: {out / record.entry}",
+        f"{outcome.scale}, seed {outcome.seed}, {outcome.seconds:.1f} s: {out / study.name}",
         markup=False,
     )
+
+
+def _words(line: Line) -> str:
+    verdict = {True: "[green]agrees[/green]", False: "[red]differs[/red]", None: ""}[line.agrees]
+    kind = f"({line.criterion.kind})" if line.criterion is not None and verdict else ""
+    return "; ".join(part for part in (f"{verdict} {kind}".strip(), escape(line.note)) if part)
+
+
+def show_printed(chosen: Sequence[Study], out: Path, *, as_json: bool) -> None:
+    """Print every number of the papers beside ours, as Markdown or JSON."""
+    entries = tuple(table.printed_numbers(chosen, out))
+    if as_json:
+        typer.echo(json.dumps([table.plain(entry) for entry in entries], indent=2))
+    else:
+        typer.echo(table.markdown(entries), nl=False)

@@ -83,11 +83,11 @@ def pretty(text: str) -> str:
     return re.sub(r"\b(fashion-mnist|mnist|cifar)\b", lambda match: _NAMES[match[1]], text)
 
 
-def save(figure: Figure, path: str | os.PathLike[str]) -> list[Path]:
+def save(figure: Figure, path: str | os.PathLike[str], *, dpi: int | None = None) -> list[Path]:
     """Write ``path`` as ``.svg``, ``.pdf`` and ``.png``; the same figure gives the same bytes.
 
     A path with one of these endings gives that format alone. Each file is written beside its place
-    and moved there.
+    and moved there. ``dpi`` is that of pixels, the style's by default.
     """
     matplotlib = _matplotlib()
     path = Path(path)
@@ -99,7 +99,7 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> list[Path]:
         metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[kind]
         buffer = io.BytesIO()
         with matplotlib.rc_context(_SETTINGS):
-            figure.savefig(buffer, format=kind, metadata=metadata)
+            figure.savefig(buffer, format=kind, metadata=metadata, dpi=dpi or "figure")
         with suppress(OSError):  # a folder that cannot be made is reported with the file
             target.parent.mkdir(parents=True, exist_ok=True)
         with atomic(target) as temporary:

@@ -1,157 +1,203 @@
-"""The folder of a reproduction: a page in Markdown and the pictures, from its outcome alone."""
+"""The folder of a reproduction: a page in Markdown and its pictures, from its outcome alone."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from curvescope import io
 from curvescope.figures import style
 from curvescope.figures.draw import draw
-from curvescope.io import atomic, make_folder
-from curvescope.studies.entry import Row
-from curvescope.studies.listing import entries
-from curvescope.studies.record import FILE, Record, load
+from curvescope.figures.model import Picture
+from curvescope.studies import catalog, papers, table
+from curvescope.studies.outcome import (
+    FILE,
+    NOTES,
+    PICTURES,
+    Line,
+    Outcome,
+    Pictures,
+    explanations,
+    lines,
+    load,
+)
+from curvescope.studies.study import Study
+from curvescope.studies.table import Tally, escaped, expected
+
+INDEX = "INDEX.md"
+TITLE = "# Studies, and what has been computed of them"
+_AGREES = {True: "yes", False: "**no**", None: ""}
+_DPI = 60  # of the page's picture, which is committed; the others are vector files
 
 
-def write(folder: Path, record: Record) -> Path:
-    """Write ``outcome.json``, the pictures (``.png`` and ``.svg``) and ``README.md``.
+def write(folder: Path, study: Study, outcome: Outcome, pictures: Sequence[Picture]) -> Path:
+    """Write ``FOLDER/STUDY/``: pictures, their data, the page, and at last ``outcome.json``.
 
-    The outcome comes after the page: where it is, the entry is finished. ``folder/INDEX.md`` then
-    lists all entries that are there. Returns the path of the page.
+    Where the outcome is, the study is finished. The first picture is ``picture.png``, small; all of
+    them are there as SVG. Returns the path of the page.
     """
-    place = make_folder(folder / record.entry)
-    for picture in record.outcome.pictures:
-        figure = draw(picture, title=record.subject)
-        for kind in ("png", "svg"):
-            style.save(figure, place / f"{picture.name}.{kind}")
-    page = place / "README.md"
-    _write(page, markdown(record))
-    record.save(folder)
-    _write(folder / "INDEX.md", index(folder))
+    place = io.make_folder(folder / study.name)
+    title = study.levels[outcome.scale].subject
+    for number, picture in enumerate(pictures):
+        style.save(draw(picture, title=title), place / f"{picture.name}.svg")
+        if number == 0:
+            style.save(draw(picture, title=title), place / "picture.png", dpi=_DPI)
+    io.save(place / PICTURES, Pictures(tuple(pictures)))
+    page = write_page(folder, study, outcome, pictures)
+    io.save(place / FILE, outcome)
     return page
 
 
-def markdown(record: Record) -> str:
-    """The page of one entry."""
-    outcome = record.outcome
-    device = record.environment.get("device", "cpu")
-    lines = [
-        f"# {record.entry}",
+def write_page(
+    folder: Path, study: Study, outcome: Outcome, pictures: Sequence[Picture] = ()
+) -> Path:
+    """Write the page alone: after criteria, explanations or notes have changed."""
+    page = folder / study.name / "README.md"
+    shown = lines(study, outcome, explanations(folder, study.name))
+    first = page.with_name("picture.png").exists() or bool(pictures)
+    _write(page, markdown(study, outcome, shown, has_picture=first, notes=_notes(folder, study)))
+    return page
+
+
+def markdown(
+    study: Study, outcome: Outcome, shown: Sequence[Line], *, has_picture: bool, notes: str = ""
+) -> str:
+    """The page of one study."""
+    level = study.levels.get(outcome.scale)
+    device = outcome.environment.get("device", "cpu")
+    rows = [
+        f"# {study.name}",
         "",
-        f"{record.source}. {record.shows}",
+        f"{study.source}. {study.shows}",
         "",
-        f"Made by `curvescope reproduce {record.entry} --scale {record.scale} --seed {record.seed}`"
-        f" in {spent(record)} ({device}, torch {record.environment.get('torch', '?')}); "
-        "everything is in `outcome.json`.",
+        f"`curvescope reproduce {study.name} --scale {outcome.scale} --seed {outcome.seed}`, "
+        f"finished {outcome.finished[:10]} in {spent(outcome)} ({device}, "
+        f"torch {outcome.environment.get('torch', '?')}); all numbers are in `{FILE}`.",
         "",
     ]
-    if record.reduced:
-        smaller = f"Smaller than in the paper at this scale: {record.reduced}."
-        lines += [
-            f"**{style.pretty(record.subject)}.** {smaller}" if record.subject else smaller,
-            "",
-        ]
-    lines += [table(outcome.rows)]
-    if outcome.checks:
-        lines += ["What the paper says in words, as criteria:", "", table(outcome.checks)]
-    for note in outcome.notes:
-        lines += [f"- {note}"]
-    for picture in outcome.pictures:
-        lines += ["", f"![{picture.name}]({picture.name}.png)", "", picture.caption]
-    return "\n".join(lines) + "\n"
+    if level is not None:
+        said = f"Smaller than in the paper: {level.reduced}." if level.reduced else "As the paper."
+        rows += [f"**{style.pretty(level.subject)}.** {said}", ""]
+    if has_picture:
+        rows += ["![](picture.png)", ""]
+    rows += [summary(shown), "", rows_table(shown)]
+    if notes:
+        rows += ["", notes.strip()]
+    return "\n".join(rows) + "\n"
 
 
-def table(rows: tuple[Row, ...]) -> str:
-    """The paper's numbers beside ours, in Markdown.
-
-    >>> print(table((Row("peak", 121.0, paper=120, low=115, high=125),)))
-    | | paper | ours | as in the paper |
-    |---|---|---|---|
-    | peak | 120 (115 … 125) | **121** | yes |
-    <BLANKLINE>
-    """
-    lines = ["| | paper | ours | as in the paper |", "|---|---|---|---|"]
-    for row in rows:
-        verdict = {True: "yes", False: "**no**", None: ""}[row.agrees]
-        note = f"{verdict}; {row.note}" if verdict and row.note else verdict or row.note
-        what, note = (text.replace("|", r"\|") for text in (row.what, note))  # |λ| is no column
-        lines.append(f"| {what} | {published(row)} | **{row.ours:.4g}** | {note} |")
-    return "\n".join(lines) + "\n"
+def summary(shown: Iterable[Line]) -> str:
+    """What holds, by kind, in a sentence."""
+    words = {
+        ("number", "paper"): "of the paper's numbers, at its setting",
+        ("number", "reduced"): "of its numbers, at a reduced setting",
+        ("direction", "paper"): "of its sentences, at its setting",
+        ("direction", "reduced"): "of its sentences, at a reduced setting",
+        ("ours", ""): "of the project's own thresholds",
+        ("identity", ""): "identities",
+    }
+    tallies = table.tallies(shown)
+    said = [f"{tallies[key]} {words[key]}" for key in words if tallies[key].judged]
+    return f"It meets {'; '.join(said)}." if said else "Nothing is judged."
 
 
-def published(row: Row) -> str:
-    """The paper's value and range in words."""
-    value = "" if row.paper is None else f"{row.paper:.6g}"
-    if row.low is None and row.high is None:
-        return value or "–"
-    if row.low is None:
-        span = f"≤ {row.high:.6g}"
-    elif row.high is None:
-        span = f"≥ {row.low:.6g}"
-    else:
-        span = f"{row.low:.6g} … {row.high:.6g}"
-    return f"{value} ({span})" if value else span
+def rows_table(shown: Iterable[Line]) -> str:
+    """Ours beside what it is compared with."""
+    rows = ["| | expected | ours | kind | agrees | |", "|---|---|---|---|---|---|"]
+    for line in shown:
+        c = line.criterion
+        ours = "–" if line.ours is None else f"**{line.ours:.4g}**"
+        kind: str = "" if c is None else c.kind
+        if c is not None and line.setting == "reduced" and kind in ("number", "direction"):
+            kind += ", reduced"
+        quoted = f"“{c.says}”" if c is not None and c.kind == "direction" else ""
+        said = "" if c is None else quoted or c.says
+        about = "; ".join(text for text in (line.note, said, line.explained) if text)
+        cells = (line.value, expected(line), ours, kind, _AGREES[line.agrees], about)
+        rows.append("| " + " | ".join(map(escaped, cells)) + " |")
+    return "\n".join(rows)
 
 
-TITLE = "# The catalog, and what is here of it"
+def _notes(folder: Path, study: Study) -> str:
+    file = folder / study.name / NOTES
+    return file.read_text(encoding="utf-8") if file.exists() else ""
 
 
 def index(folder: Path) -> str:
-    """All entries of the catalog and what else the folder holds, with the sums."""
-    lines = [
+    """All studies and what the folder holds of them, with the sums by kind and setting."""
+    rows = [
         TITLE,
         "",
-        "`curvescope reproduce list` shows all entries, `curvescope reproduce NAME --scale SCALE`",
-        "computes one. Rows are numbers beside the paper's and its sentences as criteria. Judged",
-        "are those with a range, the paper's own or one that the row calls ours; the others stand",
-        "beside a number of the paper without a range, or are there to be read.",
+        "`curvescope reproduce list` shows all studies, `curvescope reproduce NAME --scale SCALE`",
+        "computes one. Counted apart: numbers that a paper prints (met in its printed range, or",
+        "within a stated tolerance) and sentences of a paper that fix a direction, each at the",
+        "paper's setting and at reduced ones. Thresholds of the project and identities of",
+        "mathematics or code are no agreement with a paper and are not added to anything.",
         "",
-        "| entry | source | scale | judged | rows | time |",
-        "|---|---|---|---|---|---|",
+        "| study | scale | numbers | sentences | numbers, reduced | sentences, reduced "
+        "| ours | identities | time |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    rows = judged = met = here = 0
-    sources = {entry.name: entry.source for entry in entries()}
-    others = {"/".join(file.parts[-3:-1]) for file in folder.glob(f"*/*/{FILE}")} - set(sources)
-    for name in (*sources, *sorted(others)):
-        record = load(folder, name)
-        if record is None:
-            lines.append(f"| {name} | {sources[name]} | – | not computed here | | |")
+    sums = dict.fromkeys(table.COLUMNS, Tally())
+    count = 0
+    known = {study.name: study for study in catalog.studies()}
+    others = {"/".join(file.parts[-3:-1]) for file in folder.glob(f"*/*/{FILE}")} - set(known)
+    for name, study in known.items():
+        outcome = load(folder, name)
+        if outcome is None:
+            rows.append(f"| {name} | not computed here | | | | | | | |")
             continue
-        outcome = record.outcome
-        count = len(outcome.rows) + len(outcome.checks)
-        here, rows, judged = here + 1, rows + count, judged + len(outcome.judged)
-        met += sum(row.agrees is True for row in outcome.judged)
-        link = f"[{name}]({name}/README.md)"
-        lines.append(
-            f"| {link} | {record.source} | {record.scale} | {record.verdict} | {count} "
-            f"| {spent(record)} |"
+        tallies = table.tallies(lines(study, outcome))
+        sums = {key: sums[key] + tally for key, tally in tallies.items()}
+        count += 1
+        cells = " | ".join(str(tallies[key]) for key in table.COLUMNS)
+        rows.append(
+            f"| [{name}]({name}/README.md) | {outcome.scale} | {cells} | {spent(outcome)} |"
         )
-    lines += [
-        f"| {here} entries | | | {met} of {judged} as in the paper | {rows} | |",
+    rows += [
+        f"| [{name}]({name}/README.md) | not of the package | | | | | | | |"
+        for name in sorted(others)
+    ]
+    cells = " | ".join(f"**{sums[key]}**" for key in table.COLUMNS)
+    rows += [
+        f"| **{count} of {len(known)} computed** | | {cells} | |",
         "",
         "Time is that of all runs together, where it is known, else that of the last one, which",
-        "found networks and parts finished that others or earlier runs had computed.",
+        "may have taken networks and parts that earlier runs had finished.",
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(rows) + "\n"
 
 
-def spent(record: Record) -> str:
-    """How long it took, in words.
+def write_index(folder: Path) -> None:
+    """Write ``INDEX.md``, and the table of printed numbers beside it."""
+    _write(folder / INDEX, index(folder))
+    _write(folder / "TABLE.md", table.markdown(table.printed_numbers(catalog.studies(), folder)))
 
-    >>> from dataclasses import replace
-    >>> from curvescope.studies.entry import Outcome
-    >>> record = Record("p/e", "", "", "small", 0, 12.0, "", {}, Outcome(()))
-    >>> spent(record), spent(replace(record, total=312.0, runs=3))
-    ('12.0 s (last run)', '5.2 min in 3 runs')
-    """
-    if record.total is None:
-        return f"{_time(record.seconds)} (last run)"
-    return _time(record.total) + (f" in {record.runs} runs" if (record.runs or 1) > 1 else "")
+
+def papers_page(folder: Path) -> str:
+    """The papers' figures and tables, with what the folder holds of them (``docs/papers.md``)."""
+    outcomes = {study.name: load(folder, study.name) for study in catalog.studies()}
+    computed = {name: outcome for name, outcome in outcomes.items() if outcome is not None}
+    return papers.page(catalog.papers(), catalog.studies(), computed)
+
+
+def spent(outcome: Outcome) -> str:
+    """How long it took, in words."""
+    if outcome.total is None:
+        return f"{_time(outcome.seconds)} (last run)"
+    runs = f" in {outcome.runs} runs" if (outcome.runs or 1) > 1 else ""
+    return _time(outcome.total) + runs
 
 
 def _time(seconds: float) -> str:
+    """A duration in seconds, minutes or hours.
+
+    >>> _time(12.0), _time(312.0)
+    ('12.0 s', '5.2 min')
+    """
     return f"{seconds:.1f} s" if seconds < 100 else f"{seconds / 60:.1f} min"
 
 
 def _write(path: Path, text: str) -> None:
-    with atomic(path) as temporary:
+    with io.atomic(path) as temporary:
         temporary.write_text(text, encoding="utf-8")

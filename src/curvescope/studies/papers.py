@@ -1,116 +1,132 @@
-"""Every figure and table of the papers, and the entry that computes it, or why none does.
-
-What an entry computes stands in its ``source`` and nowhere else; this list has what there is to
-compute. :func:`page` puts the two together: it is ``docs/papers.md``, written anew by ``python -m
-curvescope.studies.papers > docs/papers.md``.
-"""
+"""The papers: their figures and tables, and which studies compute them."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from curvescope.errors import CurvescopeError
-from curvescope.studies.entry import Entry
-from curvescope.studies.printed import PAPERS, Item
-
-_LIST = re.compile(r"\b(fig\.|tables?) (.+)$")
-_ITEM = re.compile(r"(\d+[a-z]?)(?: \(([^()]+)\))?$")
-_PAPER = re.compile(r"\b(DH|TR|FF|PP)\b")
+from curvescope.studies.outcome import Outcome
+from curvescope.studies.study import Study, parse_toml
 
 
 @dataclass(frozen=True)
-class Cited:
-    """A figure or table that a source names, and the part of it that is meant, if not all."""
+class Printed:
+    """A figure or table: its number, what it shows, and what of it is not computed, and why."""
 
-    paper: str
     kind: str  # "fig." or "table"
     number: str
-    part: str = ""
+    about: str
+    remark: str = ""
 
 
-def cited(source: str) -> tuple[Cited, ...]:
-    """The figures and tables of an entry's source.
+@dataclass(frozen=True)
+class Paper:
+    """A paper, or a version of one, with all its figures and tables."""
 
-    A source is a list of parts with semicolons between; each names a paper, or goes on with that of
-    the part before it, and ends with figures or tables; a part in brackets restricts the figure
-    before it. ``first version`` is that of DH.
+    key: str  # "wu2020"
+    title: str
+    citation: str
+    items: tuple[Printed, ...]
 
-    Raises:
-        CurvescopeError: If a list of figures or tables holds something else.
+    @classmethod
+    def read(cls, file: Path) -> tuple[Paper, ...]:
+        """The papers of a ``paper.toml``: a table for each, with ``items``.
 
-    >>> [(c.paper, c.kind, c.number, c.part) for c in cited("FF §4: fig. 6, 7 (VGG); PP table 1")]
-    [('FF', 'fig.', '6', ''), ('FF', 'fig.', '7', 'VGG'), ('PP', 'table', '1', '')]
-    >>> cited("TR lemma 8.1 (no figure)")
-    ()
+        Raises:
+            CurvescopeError: If something is missing.
+        """
+        table = parse_toml(file.read_text(encoding="utf-8"), f"{file.parent.name}/{file.name}")
+        return tuple(cls._of(key, entry) for key, entry in table.items())
+
+    @classmethod
+    def _of(cls, key: str, entry: Mapping[str, object]) -> Paper:
+        where = f"{key} in paper.toml"
+        items = entry.get("items")
+        if not isinstance(items, Sequence) or not {"title", "citation"} <= set(entry):
+            raise CurvescopeError(where, "needs `title`, `citation` and `items`")
+        return cls(key, str(entry["title"]), str(entry["citation"]), tuple(map(_printed, items)))
+
+
+def _printed(row: Sequence[str]) -> Printed:
+    """From ``["fig. 5a", "overlap of fc1", "100 outputs are missing"]``.
+
+    >>> _printed(["table 2", "data sets"])
+    Printed(kind='table', number='2', about='data sets', remark='')
     """
-    found, paper, first = [], "", False
-    for part in source.split(";"):
-        named = _PAPER.search(part)
-        if named is not None:
-            paper, first = named[1], False
-        first = first or "first version" in part
-        listed = _LIST.search(part.strip())
-        if listed is None:
-            continue
-        for text in re.split(r", (?![^(]*\))", listed[2]):
-            item = _ITEM.match(text)
-            if item is None:
-                rule = "a list of figures holds numbers"
-                remedy = "put sections before the colon"
-                raise CurvescopeError(f"cited({source!r})", rule, given=repr(text), remedy=remedy)
-            kind = "fig." if listed[1] == "fig." else "table"
-            found.append(Cited("DH1" if first else paper, kind, item[1], item[2] or ""))
-    return tuple(found)
+    label, about, *remark = row
+    kind, _, number = label.rpartition(" ")
+    if kind not in ("fig.", "table"):
+        raise CurvescopeError(
+            "paper.toml", "an item begins with 'fig. N' or 'table N'", given=repr(label)
+        )
+    return Printed(kind, number, about, *remark)
 
 
-def covering(entries: Iterable[Entry], paper: str, item: Item) -> list[tuple[str, str]]:
-    """The entries that compute a figure or table, each with the part that it computes."""
+def covering(studies: Iterable[Study], paper: str, item: Printed) -> list[tuple[Study, str]]:
+    """The studies that compute a figure or table, each with the part that it computes."""
     return [
-        (entry.name, each.part)
-        for entry in entries
-        for each in cited(entry.source)
-        if (each.paper, each.kind, each.number) == (paper, item.kind, item.number)
+        (study, each.part)
+        for study in studies
+        for each in study.reproduces
+        if each.paper == paper
+        and (each.figure if item.kind == "fig." else each.table) == item.number
     ]
 
 
-def page(entries: Iterable[Entry]) -> str:
-    """All figures and tables with their entries, in Markdown."""
-    entries = tuple(entries)
+def page(papers: Iterable[Paper], studies: Iterable[Study], outcomes: Mapping[str, Outcome]) -> str:
+    """All figures and tables with their studies and what was computed, in Markdown."""
+    studies = tuple(studies)
     lines = [
         "# The papers' figures and tables",
         "",
-        "Every figure and table of the four papers with the entry of the catalog that computes",
-        "it (`curvescope reproduce NAME`), or why none does. What an entry has smaller than the",
-        "paper at each scale is on its page below `reproductions/`. This page is made from the",
-        "entries by `python -m curvescope.studies.papers`.",
+        "Every figure and table of the papers, the study that computes it (`curvescope reproduce",
+        "NAME`), and what has been computed and committed below `reproductions/`: at the paper's",
+        "setting (network, data and training), at a reduced one, or not. Having a study is not",
+        "having been computed. `curvescope reproduce index` writes this page.",
     ]
-    for paper in PAPERS:
-        items = [(item, covering(entries, paper.key, item)) for item in paper.items]
-        done = sum(bool(found) for _, found in items)
+    for paper in papers:
+        rows, counts = _rows(paper, studies, outcomes)
+        total = len(paper.items)
         lines += [
             "",
             f"## {paper.title}",
             "",
-            f"{done} of {len(items)} have an entry.",
+            f"{paper.citation} (`{paper.key}`)",
             "",
-            "| | shows | entries | remarks |",
-            "|---|---|---|---|",
+            f"Of {total} figures and tables {counts['study']} have a study; "
+            f"{counts['paper']} have been computed at the paper's setting, "
+            f"{counts['reduced']} at a reduced one only.",
+            "",
+            "| | shows | study | computed | remarks |",
+            "|---|---|---|---|---|",
+            *rows,
         ]
-        for item, found in items:
-            names = ", ".join(f"`{name}`" + (f" ({part})" if part else "") for name, part in found)
-            lines.append(
-                f"| {item.kind} {item.number} | {item.about} | {names or '–'} | {item.remark} |"
-            )
     return "\n".join(lines) + "\n"
 
 
-def _main() -> None:
-    from curvescope.studies.listing import entries
-
-    print(page(entries()), end="")
-
-
-if __name__ == "__main__":
-    _main()
+def _rows(
+    paper: Paper, studies: Sequence[Study], outcomes: Mapping[str, Outcome]
+) -> tuple[list[str], dict[str, int]]:
+    rows, counts = [], {"study": 0, "paper": 0, "reduced": 0}
+    for item in paper.items:
+        pairs = covering(studies, paper.key, item)
+        names = ", ".join(
+            f"`{study.name}`" + (f" ({part})" if part else "") for study, part in pairs
+        )
+        settings = [
+            study.levels[outcome.scale].setting
+            for study, _ in pairs
+            if (outcome := outcomes.get(study.name)) is not None and outcome.scale in study.levels
+        ]
+        best = next((s for s in ("paper", "reduced") if s in settings), "")
+        counts["study"] += bool(pairs)
+        if best:
+            counts[best] += 1
+        said = {"paper": "paper's setting", "reduced": "reduced", "": "no" if pairs else "–"}[best]
+        rows.append(
+            f"| {item.kind} {item.number} | {item.about} | {names or '–'} | {said} "
+            f"| {item.remark} |"
+        )
+    return rows, counts

@@ -1,0 +1,1 @@
+"""Wu, Zhu, Wu, Wang, Ge (2020): *Dissecting Hessian*."""
