@@ -30,6 +30,7 @@ def layers(model: nn.Module) -> list[str]:
         ("F-100", MNIST, 10, 79_510),  # FF prints 9,960, which is 784-10-100-10
         ("F-200^2", MNIST, 10, 199_210),  # DH table 3
         ("F-200^2-BN", MNIST, 10, 199_210),  # no learnable parameters in the batch norms
+        ("F-200^2-BN-ReLU", MNIST, 10, 199_210 + 4 * 200),  # scale and shift of two norms
         ("F-600^2-100", MNIST, 10, 785 * 600 + 601 * 600 + 601 * 100 + 101 * 10),
         ("LeNet5", CIFAR, 10, 62_006),  # DH table 4
         ("LeNet5-BN", CIFAR, 10, 62_006),
@@ -102,6 +103,7 @@ def test_superscripts_are_read_as_powers() -> None:
 SMALL = [
     ("F-5^2", (1, 4, 4)),
     ("F-5^2-BN", (1, 4, 4)),
+    ("F-5^2-BN-ReLU", (1, 4, 4)),
     ("logistic", (7,)),
     ("LeNet5-(fc1-9)-(fc2-8)", (1, 28, 28)),
     ("LeNet5-BN", CIFAR),
@@ -139,6 +141,18 @@ def test_dh_batch_norm_stands_after_the_relu_and_learns_nothing() -> None:
     X = torch.randn(64, *MNIST, generator=torch.Generator().manual_seed(0))
     normalized = hidden[:4](X)  # flatten, fc1, relu, bn
     torch.testing.assert_close(normalized.mean(0), torch.zeros(20), atol=1e-5, rtol=0)
+
+
+def test_the_usual_batch_norm_of_a_perceptron_stands_before_the_relu() -> None:
+    hidden = network("F-20^2-BN-ReLU", MNIST, 10).train()
+    assert [name for name, _ in hidden.named_children()] == [
+        *("flatten", "fc1", "bn-fc1", "relu-fc1", "fc2", "bn-fc2", "relu-fc2", "fc3"),
+    ]
+    X = torch.randn(64, *MNIST, generator=torch.Generator().manual_seed(0))
+    normalized = hidden[:3](X)  # flatten, fc1, bn
+    torch.testing.assert_close(normalized.mean(0), torch.zeros(20), atol=1e-5, rtol=0)
+    torch.testing.assert_close(normalized.var(0, correction=0), torch.ones(20), atol=1e-3, rtol=0)
+    assert hidden[2].affine
 
 
 def test_the_residual_networks_add_their_shortcuts() -> None:

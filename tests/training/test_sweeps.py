@@ -51,6 +51,13 @@ def test_every_run_is_that_of_train_and_the_best_stays(name: str) -> None:
     assert not swept.training
 
 
+def test_runs_are_measured_on_test_data_at_the_end_alone() -> None:
+    found = sweep(model(), data(), RECIPE, RATES, test=data(seed=1))
+    for run in found.runs:
+        assert run.test is not None
+        assert all(epoch.test_loss is None for epoch in run.history)
+
+
 def test_another_score_and_equal_ones() -> None:
     def by_loss(run: Trained) -> float:
         assert run.train is not None

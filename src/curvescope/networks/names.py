@@ -63,7 +63,8 @@ def network(
 
     ``-BN`` at the end adds batch norms: after each hidden ReLU and without learnable parameters for
     fully connected networks and LeNet5 (DH D.2), the usual ones before each ReLU for VGG and
-    ResNet18. Superscripts may be written as such (``F-200²``). No network has dropout.
+    ResNet18. ``F-2048^7-BN-ReLU`` has the usual ones too (TR, footnote 4). Superscripts may be
+    written as such (``F-200²``). No network has dropout.
 
     Args:
         name: As above.
@@ -138,7 +139,8 @@ def _positive(spec: NetworkSpec, number: int) -> int:
 
 def _fully_connected(spec: NetworkSpec, match: re.Match[str]) -> nn.Module:
     widths = _widths(spec, match["widths"])
-    return plain.fully_connected(spec, widths, batch_norm=bool(match["bn"]))
+    norms: dict[str, plain.Norm] = {"": "", "-BN": "BN", "-BN-ReLU": "BN-ReLU"}
+    return plain.fully_connected(spec, widths, norm=norms[match["bn"] or ""])
 
 
 def _lenet5(spec: NetworkSpec, match: re.Match[str]) -> nn.Module:
@@ -162,7 +164,7 @@ def _resnet18(spec: NetworkSpec, match: re.Match[str]) -> nn.Module:
 _FAMILIES = (
     _Family(
         "F-",
-        rf"F-(?P<widths>{_WIDTHS})(?P<bn>-BN)?",
+        rf"F-(?P<widths>{_WIDTHS})(?P<bn>-BN(?:-ReLU)?)?",
         "F-<width>^<layers>-…",
         "F-200^2",
         _fully_connected,
@@ -179,7 +181,7 @@ _FAMILIES = (
         r"logistic",
         "logistic",
         "logistic",
-        lambda spec, match: plain.fully_connected(spec, (), batch_norm=False),
+        lambda spec, match: plain.fully_connected(spec, ()),
     ),
     _Family(
         "LeNet5",

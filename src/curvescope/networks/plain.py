@@ -3,7 +3,8 @@
 Two kinds of batch norm occur. DH's ``X-BN`` (D.2, table 5) puts one *after* every ReLU of a hidden
 layer, *without* learnable scale and shift; that is what ``-BN`` means for fully connected networks
 and LeNet5. The VGG of FF and TR is the usual one: *between* a layer and its ReLU, with scale and
-shift.
+shift. So is that of TR's fully connected networks ("batch normalization layers prior to ReLU",
+footnote 4): ``-BN-ReLU``, in the order of the layers.
 
 References:
     DH: Wu, Zhu, Wu, Wang and Ge (2020), *Dissecting Hessian*.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Literal
 
 from torch import nn
 
@@ -29,26 +31,32 @@ def _product(shape: Sequence[int]) -> int:
     return size
 
 
-def _perceptron(inputs: int, widths: Sequence[int], outputs: int, *, batch_norm: bool) -> Layers:
-    """``fc1 … fcL`` with a ReLU, and optionally DH's batch norm, after all but the last."""
+Norm = Literal["", "BN", "BN-ReLU"]
+"""No batch norm, DH's after each ReLU, or the usual one before it."""
+
+
+def _perceptron(inputs: int, widths: Sequence[int], outputs: int, norm: Norm) -> Layers:
+    """``fc1 … fcL`` with a ReLU, and optionally a batch norm, after all but the last."""
     layers: Layers = []
     sizes = (inputs, *widths, outputs)
     for i, (before, after) in enumerate(pairwise(sizes), start=1):
         layers.append((f"fc{i}", nn.Linear(before, after)))
         if i < len(sizes) - 1:
+            if norm == "BN-ReLU":
+                layers.append((f"bn-fc{i}", nn.BatchNorm1d(after)))
             layers.append((f"relu-fc{i}", nn.ReLU()))
-            if batch_norm:
+            if norm == "BN":
                 layers.append((f"bn-fc{i}", nn.BatchNorm1d(after, affine=False)))
     return layers
 
 
-def fully_connected(spec: NetworkSpec, widths: Sequence[int], *, batch_norm: bool) -> Chain:
+def fully_connected(spec: NetworkSpec, widths: Sequence[int], *, norm: Norm = "") -> Chain:
     """``F-n^m``: flatten, then ``fc1 … fc(m+1)`` with ReLU between them (DH D.2, table 3).
 
     Without hidden layers it is (multinomial) logistic regression.
     """
     size = _product(spec.inputs)
-    layers = _perceptron(size, widths, spec.classes, batch_norm=batch_norm)
+    layers = _perceptron(size, widths, spec.classes, norm)
     return Chain.of(spec, [("flatten", nn.Flatten()), *layers])
 
 
@@ -70,7 +78,7 @@ def lenet5(spec: NetworkSpec, widths: dict[str, int], *, batch_norm: bool) -> Ch
         raise spec.too_small(16)
     size = channels * _product(sides)
     hidden = (widths.get("fc1", 120), widths.get("fc2", 84))
-    head = _perceptron(size, hidden, spec.classes, batch_norm=batch_norm)
+    head = _perceptron(size, hidden, spec.classes, "BN" if batch_norm else "")
     return Chain.of(spec, [*layers, ("flatten", nn.Flatten()), *head])
 
 

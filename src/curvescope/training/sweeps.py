@@ -19,7 +19,8 @@ from curvescope import _checks, io
 from curvescope._state import copied, evaluated
 from curvescope.errors import CurvescopeError
 from curvescope.problem.losses import Loss
-from curvescope.training.loop import Tell, train
+from curvescope.training.loop import Tell, train_many
+from curvescope.training.objective import evaluate, home
 from curvescope.training.recipe import Recipe
 from curvescope.training.run import Trained
 
@@ -106,9 +107,11 @@ def sweep(
     """Train a network from the same weights at every rate, and choose the best (TR D.1).
 
     Each run is one of :func:`train` with ``recipe`` at another ``lr``: same first weights, same
-    order of samples. Afterwards ``model`` has the weights of the best run, in evaluation mode, and
-    its own ones if all runs diverged. With a ``folder`` each run has one in it; finished runs are
-    read, so that an interrupted sweep goes on where it was.
+    order of samples. They are trained side by side on a GPU, which must hold them all, and one
+    after the other elsewhere, and measured on ``test`` at the end, not after each epoch.
+    Afterwards ``model`` has the weights of the best run, in evaluation mode, and its own ones if
+    all runs diverged. With a ``folder`` each run has one in it; finished runs are read, so that an
+    interrupted sweep goes on where it was.
 
     TR chooses by the error on the test data, and so does the default. The error of the chosen run
     is then the smallest of many on these data, not what new data would show: for that, give a
@@ -124,7 +127,7 @@ def sweep(
         folder: Where the runs are kept.
         resume: Continue an unfinished run, as for :func:`train`.
         loss: A loss in place of the recipe's.
-        tell: As for :func:`train`, for one run after the other.
+        tell: As for :func:`train_many`, for each group of runs that are trained together.
 
     >>> X, y = torch.tensor([[-1.0], [1.0]]), torch.tensor([0, 1])
     >>> model = nn.Linear(1, 2)
@@ -144,18 +147,26 @@ def sweep(
     runs: list[Trained] = []
     scores: list[float] = []
     best: nn.Module | None = None
-    for rate in rates:
-        candidate = copied(model)
-        trained = train(
-            candidate, data, replace(recipe, lr=rate), test=test, resume=resume, loss=loss,
-            tell=tell, folder=None if folder is None else Path(folder) / f"rate-{rate!r}",
+    device = home(where, model)[0]
+    together = len(rates) if device.type == "cuda" else 1
+    for start in range(0, len(rates), together):
+        group = rates[start : start + together]
+        candidates = [copied(model) for _ in group]
+        folders = None if folder is None else [Path(folder) / f"rate-{rate!r}" for rate in group]
+        finished = train_many(
+            candidates, data, [replace(recipe, lr=rate) for rate in group],
+            folders=folders, resume=resume, loss=loss, tell=tell,
         )  # fmt: skip
-        value = inf if trained.diverged is not None else float(score(trained))
-        value = inf if isnan(value) else value
-        if value < min(scores, default=inf):
-            best = candidate
-        runs.append(trained)
-        scores.append(value)
+        for candidate, trained in zip(candidates, finished, strict=True):
+            if test is not None and trained.diverged is None:
+                minimized = recipe.minimized(where) if loss is None else loss
+                trained = replace(trained, test=evaluate(candidate, test, loss=minimized))
+            value = inf if trained.diverged is not None else float(score(trained))
+            value = inf if isnan(value) else value
+            if value < min(scores, default=inf):
+                best = candidate
+            runs.append(trained)
+            scores.append(value)
     if best is not None:
         _take_over(model, best)
     evaluated(model)
