@@ -15,12 +15,12 @@ from curvescope.experiments.configuration import Settings
 from curvescope.experiments.stages import spectra
 from curvescope.experiments.stages.class_layers import ClassLayerFindings
 from curvescope.experiments.stages.class_structure import ClassFindings
-from curvescope.experiments.stages.layers import LayerFindings
 from curvescope.experiments.stages.overview import Overview
 from curvescope.experiments.stages.sharpness import Sharpness
 from curvescope.experiments.store import Finding, RunDirectory
 from curvescope.problem import Problem
 from curvescope.spectra.control import Progress
+from curvescope.structure.layer_comparison import LayerComparison
 from tests.experiments.examples import QUICK, data, problems, quick_run, trained
 from tests.reference.curvature import Reference
 from tests.reference.losses import CrossEntropy
@@ -81,7 +81,7 @@ def test_the_sharpness_table_is_that_of_the_dense_hessian(
 def test_layers_are_those_of_the_dense_block(
     finished: RunDirectory, dense: dict[str, Tensor]
 ) -> None:
-    found = finished.result("layer-fc1", Finding[LayerFindings]).value
+    found = finished.result("layer-fc1", Finding[LayerComparison]).value
     assert found is not None
     block = dense["H"][: 64 * 8, : 64 * 8]
     torch.testing.assert_close(
@@ -176,7 +176,7 @@ def test_a_model_that_is_one_layer_is_looked_into(tmp_path: Path) -> None:
     problem = Problem(nn.Linear(4, 3).double(), (X, torch.arange(30) % 3))
     assert choose_layers(problem, None) == ("",)
     run = analyze(problem, tmp_path, seed=0, settings=QUICK)
-    found = run.result("layer-~", Finding[LayerFindings]).value
+    found = run.result("layer-~", Finding[LayerComparison]).value
     assert found is not None
     assert (found.outputs, found.inputs) == (3, 4)
     assert run.has("classes-~")

@@ -17,13 +17,13 @@ from curvescope.experiments.configuration import Settings
 from curvescope.experiments.stages import class_layers, class_structure
 from curvescope.experiments.stages import layers as layer_stage
 from curvescope.experiments.stages.class_structure import ClassFindings
-from curvescope.experiments.stages.layers import LayerFindings
 from curvescope.experiments.stages.plan import stage_name
 from curvescope.experiments.store import Finding, RunDirectory
 from curvescope.operators.gram import GramForm
 from curvescope.problem import Problem
 from curvescope.record import memory
 from curvescope.record.extended import class_directions
+from curvescope.structure.layer_comparison import LayerComparison
 
 SMALL = Settings(steps=6, probes=4, trace_probes=8, outliers=3, layer_pairs=4, class_rows=200)
 
@@ -80,10 +80,10 @@ class Twice(nn.Module):
 def test_what_does_not_apply_is_left_out_with_its_reason(tmp_path: Path) -> None:
     run = analyze(problem(Twice()), tmp_path, seed=0, settings=SMALL)
     assert run.complete
-    finding = run.result("layer-again", Finding[LayerFindings])
+    finding = run.result("layer-again", Finding[LayerComparison])
     assert (finding.subject, finding.value) == ("again", None)
     assert "used more than once" in finding.left_out
-    assert run.result("layer-last", Finding[LayerFindings]).value is not None
+    assert run.result("layer-last", Finding[LayerComparison]).value is not None
 
 
 def test_a_loss_without_class_structure_is_left_out(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_layers_with_alike_names_are_all_looked_into(tmp_path: Path) -> None:
     model = nn.Sequential(OrderedDict([*layers.items(), ("last", nn.Linear(4, 3))]))
     run = analyze(problem(model), tmp_path / "run", seed=0, settings=SMALL, classes=False)
     found = {
-        run.result(name, Finding[LayerFindings]).subject
+        run.result(name, Finding[LayerComparison]).subject
         for name in run.stages
         if name.startswith("layer-")
     }

@@ -22,7 +22,6 @@ from curvescope.certificates.methods import posterior_method
 from curvescope.certificates.network import StochasticNetwork
 from curvescope.experiments.analyze import analyze
 from curvescope.experiments.configuration import Settings
-from curvescope.experiments.stages.layers import LayerFindings
 from curvescope.experiments.store import Finding
 from curvescope.flatness.rescaling import rescale
 from curvescope.layers import kind
@@ -34,6 +33,7 @@ from curvescope.record.selection import UnsupportedLayer, linear_layers
 from curvescope.spectra import rank_bound
 from curvescope.structure.class_factors import layer_approximations
 from curvescope.structure.full_hessian import full_hessian_approximation
+from curvescope.structure.layer_comparison import LayerComparison
 from curvescope.structure.layer_pairs import layer_eigenpairs
 
 SIZES = ((4, 6), (6, 5), (5, 3))
@@ -240,7 +240,7 @@ def test_analyze(problems: Any, tmp_path: Path) -> None:
     for i, problem in enumerate(problems):
         run = analyze(problem, tmp_path / f"run{i}", seed=0, settings=settings)
         assert [check for _, check in run.checks() if not check.passed] == []
-        findings = run.result("layer-2", Finding[LayerFindings]).value
+        findings = run.result("layer-2", Finding[LayerComparison]).value
         assert findings is not None
         found.append(findings)
     ours, twin = found

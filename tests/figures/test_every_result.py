@@ -84,6 +84,7 @@ DRAWN: dict[str, Callable[[], Any]] = {
     "PairwiseOverlap": lambda: st.pairwise_overlap([torch.eye(3), torch.eye(3)[:, [1, 0, 2]]]),
     "OverlapPrediction": lambda: st.overlap_prediction(factors(), factors(1)),
     "EigenComparison": lambda: st.compare_eigenpairs(pairs(), factors().operator().top(4)),
+    "LayerComparison": lambda: st.compare_layer(factors(), pairs()),
     "SingularStructure": lambda: st.singular_structure(pairs(), 6),
     "Correspondence": lambda: cs.correspondence(pairs(), torch.eye(4).double(), side="input"),
     "AutocorrelationStructure": lambda: st.autocorrelation_structure(factors()),
@@ -170,7 +171,7 @@ def test_it_is_refused_in_one_sentence(name: str) -> None:
 def test_the_stages_of_an_analysis_are_drawn() -> None:
     """See ``tests/reports/test_figures.py`` for what they show."""
     kinds = {kind.__name__ for kind in _panels.registry}
-    assert {"Spectrum", "LayerFindings", "ClassFindings", "ClassLayerFindings"} <= kinds
+    assert {"Spectrum", "ClassFindings", "ClassLayerFindings"} <= kinds
 
 
 def test_a_training_without_epochs_is_refused() -> None:

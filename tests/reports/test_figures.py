@@ -12,7 +12,6 @@ import torch
 from curvescope import io
 from curvescope.experiments.stages.class_layers import ClassLayerFindings
 from curvescope.experiments.stages.class_structure import ClassFindings
-from curvescope.experiments.stages.layers import LayerFindings
 from curvescope.experiments.stages.spectra import Spectrum
 from curvescope.experiments.store import Finding, RunDirectory, Stage
 from curvescope.figures import stages as pictures
@@ -21,6 +20,7 @@ from curvescope.figures.model import Panel, Picture
 from curvescope.reports import figures
 from curvescope.reports.figures import figures_of, write_figures
 from curvescope.reports.page import write_report
+from curvescope.structure.layer_comparison import LayerComparison
 from tests.experiments.examples import rewritten
 
 
@@ -172,7 +172,7 @@ def test_a_logarithmic_axis_has_two_powers_of_ten_or_is_none(values, scale: str)
 
 
 def test_a_layer(first: RunDirectory) -> None:
-    found = first.result("layer-fc1", Finding[LayerFindings]).value
+    found = first.result("layer-fc1", Finding[LayerComparison]).value
     assert found is not None
     panels = pictures.layer("layer-fc1", found).panels
     assert labeled(panels[0])["true Hessian"].y == close(found.true)

@@ -39,6 +39,7 @@ from curvescope.structure.clustering import Clusters, Embedding, LogitClusters
 from curvescope.structure.correspondences import Correspondence, SingularStructure
 from curvescope.structure.full_hessian import FullApproximation
 from curvescope.structure.knockouts import HessianSplit, Knockouts
+from curvescope.structure.layer_comparison import LayerComparison
 from curvescope.structure.layers import LayerStatistics, MomentStatistics
 from curvescope.structure.logistic import MisclassificationStudy
 from curvescope.structure.outliers import Attribution
@@ -185,6 +186,11 @@ def _(result: EigenComparison) -> list[Panel]:
         structure.eigenvalues("top eigenvalues", result.true, result.approximate),
         structure.overlaps(result.overlap),
     ]
+
+
+@_panels.register
+def _(result: LayerComparison) -> list[Panel]:
+    return structure.layer(result)
 
 
 @_panels.register

@@ -8,21 +8,19 @@ References:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from curvescope.experiments.stages.class_layers import ClassLayerFindings
 from curvescope.experiments.stages.class_structure import ClassFindings
-from curvescope.experiments.stages.layers import LayerFindings
 from curvescope.experiments.stages.spectra import Spectrum
 from curvescope.figures import spectra as spectrum_panels
 from curvescope.figures import structure
 from curvescope.figures.model import Curve, Dash, Panel, Picture
 from curvescope.figures.results import register
+from curvescope.structure.layer_comparison import LayerComparison
 
-KINDS = {"true": "true", "approximate": "Kronecker"}
 _FACTORS: dict[str, dict[str, Any]] = {
     "G": {"color": 1, "width": 1.8},
     "KFAC": {"color": 4, "dash": "dashed"},
@@ -59,42 +57,11 @@ def spectra_panel(
     )
 
 
-def layer(name: str, findings: LayerFindings) -> Picture:
+def layer(name: str, findings: LayerComparison) -> Picture:
     """Eigenvalues, overlap with rank-one ratios, and the four correspondence matrices (DH)."""
     title = findings.name or "the model itself"
-    panels = (
-        layer_values(findings),
-        *(correspondence(findings, kind, "input") for kind in KINDS),
-        layer_shares(findings),
-        *(correspondence(findings, kind, "output") for kind in KINDS),
-    )
+    panels = tuple(structure.layer(findings))
     return Picture(name, f"{title}: Hessian and Kronecker product.", panels, columns=3)
-
-
-def layer_values(findings: LayerFindings) -> Panel:
-    """The largest eigenvalues of a layer's Hessian and of its Kronecker product."""
-    title = f"{findings.name or 'the model itself'}: top eigenvalues"
-    names = ("true Hessian", "Kronecker product")
-    return structure.eigenvalues(title, findings.true, findings.approximate, names)
-
-
-def layer_shares(findings: LayerFindings) -> Panel:
-    """How far the two eigenspaces overlap, and how near each eigenvector is to rank one."""
-    return structure.overlaps(findings.overlap, findings.ratio)
-
-
-def correspondence(findings: LayerFindings, kind: str, side: str) -> Panel:
-    """True or approximate eigenvectors against those of one Kronecker factor."""
-    matrix, symbol = findings.correspondences[f"{kind} {side}"], structure.FACTORS[side]
-    rows, columns = matrix.shape
-    size = {"input": findings.inputs, "output": findings.outputs}[side]
-    title = f"{KINDS[kind]} eigenvectors and {symbol}"
-    panel = structure.correspondence(matrix, side, title=title, whose=KINDS[kind])
-    return replace(
-        panel,
-        xlabel=f"{panel.xlabel}, {columns} of {findings.outputs * findings.inputs:,}",
-        ylabel=f"{panel.ylabel}, {rows} of {size:,}",
-    )
 
 
 def attribution(name: str, findings: ClassFindings) -> Picture:
@@ -171,7 +138,7 @@ def spectrum(name: str, findings: Spectrum) -> Picture:
 
 OF_STAGE: dict[type, Callable[[str, Any], Picture]] = {
     Spectrum: spectrum,
-    LayerFindings: layer,
+    LayerComparison: layer,
     ClassFindings: attribution,
     ClassLayerFindings: class_layer,
 }
@@ -183,4 +150,5 @@ def _panels(findings: Any) -> list[Panel]:
 
 
 for kind in OF_STAGE:
-    register(kind, _panels)
+    if kind is not LayerComparison:  # a result of the library, which ``results`` draws
+        register(kind, _panels)

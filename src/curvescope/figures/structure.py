@@ -6,12 +6,14 @@ The results of the library and the stages of an analysis, which keep a part of t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import ceil, floor, log10
 
 import torch
 from torch import Tensor
 
 from curvescope.figures.model import Curve, Image, Kind, Panel, Scaling
+from curvescope.structure.layer_comparison import LayerComparison
 from curvescope.structure.outliers import SHARES, Attribution
 
 PARTS = {"global": 4, "class": 0, "cross": 1, "diagonal": 3, "within": 2}
@@ -21,6 +23,8 @@ ROUNDING = 1e-10
 """Eigenvalues below this part of the largest are zero up to rounding."""
 FACTORS = {"input": "E[xxᵀ]", "output": "E[M]"}
 """The Kronecker factor on each side of a layer."""
+KINDS = {"true": "true", "approximate": "Kronecker"}
+"""What the two kinds of a layer's eigenvectors are called."""
 _MOST = 150
 
 
@@ -92,6 +96,42 @@ def correspondence(matrix: Tensor, side: str, *, title: str = "", whose: str = "
     vectors = f"{whose} eigenvector".strip()
     image = Image.of(matrix, low=0.0, high=1.0)
     return Panel(title, vectors, f"eigenvector of {FACTORS[side]}", image=image)
+
+
+def layer(compared: LayerComparison) -> list[Panel]:
+    """Eigenvalues, overlap with rank-one ratios, and the four correspondence matrices (DH)."""
+    return [
+        layer_values(compared),
+        *(layer_correspondence(compared, kind, "input") for kind in KINDS),
+        layer_shares(compared),
+        *(layer_correspondence(compared, kind, "output") for kind in KINDS),
+    ]
+
+
+def layer_values(compared: LayerComparison) -> Panel:
+    """The largest eigenvalues of a layer's Hessian and of its Kronecker product."""
+    title = f"{compared.name or 'the model itself'}: top eigenvalues"
+    names = ("true Hessian", "Kronecker product")
+    return eigenvalues(title, compared.true, compared.approximate, names)
+
+
+def layer_shares(compared: LayerComparison) -> Panel:
+    """How far the two eigenspaces overlap, and how near each eigenvector is to rank one."""
+    return overlaps(compared.overlap, compared.ratio)
+
+
+def layer_correspondence(compared: LayerComparison, kind: str, side: str) -> Panel:
+    """True or approximate eigenvectors against those of one Kronecker factor."""
+    matrix, symbol = compared.correspondences[f"{kind} {side}"], FACTORS[side]
+    rows, columns = matrix.shape
+    size = {"input": compared.inputs, "output": compared.outputs}[side]
+    title = f"{KINDS[kind]} eigenvectors and {symbol}"
+    panel = correspondence(matrix, side, title=title, whose=KINDS[kind])
+    return replace(
+        panel,
+        xlabel=f"{panel.xlabel}, {columns} of {compared.outputs * compared.inputs:,}",
+        ylabel=f"{panel.ylabel}, {rows} of {size:,}",
+    )
 
 
 def moment(

@@ -31,6 +31,7 @@ from curvescope.structure.full_hessian import (
     full_output_hessian,
 )
 from curvescope.structure.knockouts import HessianSplit, Knockouts, class_knockouts, hessian_split
+from curvescope.structure.layer_comparison import LayerComparison, compare_layer
 from curvescope.structure.layer_pairs import layer_eigenpairs
 from curvescope.structure.layers import (
     LayerStatistics,
@@ -95,6 +96,7 @@ __all__ = [
     "Knockouts",
     "KroneckerFactors",
     "LayerApproximation",
+    "LayerComparison",
     "LayerStatistics",
     "LogitCenters",
     "LogitClusters",
@@ -120,6 +122,7 @@ __all__ = [
     "class_traces",
     "closed_output_hessian",
     "compare_eigenpairs",
+    "compare_layer",
     "correspondence",
     "expected_fim",
     "expected_spectrum",

@@ -6,47 +6,17 @@ References:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import torch
-from torch import Tensor
-
-from curvescope._checks import AnyFloat
 from curvescope.errors import Inapplicable
 from curvescope.experiments.checks import Check
 from curvescope.experiments.stages.context import Context
 from curvescope.experiments.store import Finding, Outcome
 from curvescope.operators.hessian import Hessian
 from curvescope.spectra.eigensolver import eigenpairs
-from curvescope.structure.autocorrelation import autocorrelation_structure
-from curvescope.structure.correspondences import correspondence, singular_structure
-from curvescope.structure.factors import KroneckerFactors, kronecker_factors
-from curvescope.structure.overlaps import compare_eigenpairs
-
-_ROWS = 40
-"""Eigenvectors of each factor in a correspondence matrix."""
+from curvescope.structure.factors import kronecker_factors
+from curvescope.structure.layer_comparison import LayerComparison, compare_layer
 
 
-@dataclass(frozen=True)
-class LayerFindings:
-    """One layer's Hessian beside its Kronecker approximation."""
-
-    name: str
-    outputs: int  # m
-    inputs: int  # n
-    alignment: AnyFloat  # (v₁ᵀ Ê[x])²
-    spectral_ratio: AnyFloat  # λ₁/λ₂ of E[xxᵀ]
-    dominance: AnyFloat  # ‖E[x]E[x]ᵀ‖/‖Σ_x‖
-    true: Tensor  # [k] eigenvalues
-    approximate: Tensor  # [k]
-    overlap: Tensor  # [k]
-    ratio: Tensor  # [k], ‖Mat(h)‖/‖Mat(h)‖_F
-    output_eigenvalues: Tensor  # of E[M]
-    correspondences: dict[str, Tensor]  # "true input", "approximate input", … -> [rows, k]
-    products: int
-
-
-def compute(context: Context, layer: str) -> Outcome[Finding[LayerFindings]]:
+def compute(context: Context, layer: str) -> Outcome[Finding[LayerComparison]]:
     """Compare a layer's Hessian with ``E[M] ⊗ E[x xᵀ]``; where it does not apply, the reason."""
     try:
         factors = kronecker_factors(context.problem, layers=[layer])[layer]
@@ -61,28 +31,7 @@ def compute(context: Context, layer: str) -> Outcome[Finding[LayerFindings]]:
         generator=context.generator(f"{layer} pairs"),
         **context.control("pairs"),
     )
-    guess = factors.operator().top(k)
-    compared = compare_eigenpairs(pairs, guess)
-    structure = autocorrelation_structure(factors)
-    vectors = {
-        "true": factors.by_outputs(pairs.vectors),
-        "approximate": factors.by_outputs(guess.vectors),
-    }
-    findings = LayerFindings(
-        name=layer,
-        outputs=m,
-        inputs=n,
-        alignment=structure.alignment,
-        spectral_ratio=structure.spectral_ratio,
-        dominance=structure.dominance,
-        true=compared.true.cpu().double(),
-        approximate=compared.approximate.cpu().double(),
-        overlap=compared.overlap.cpu().double(),
-        ratio=singular_structure(vectors["true"], m).ratio.cpu().double(),
-        output_eigenvalues=torch.linalg.eigvalsh(factors.output_hessian.double()).flip(0).cpu(),
-        correspondences=_correspondences(factors, vectors),
-        products=pairs.products,
-    )
+    findings = compare_layer(factors, pairs)
     worst, allowed = float(pairs.residuals.max()), float(pairs.tolerance.max())
     converged = Check(
         f"the {k} eigenpairs of {layer or 'the layer'} have residuals up to {worst:.2g}, "
@@ -92,21 +41,7 @@ def compute(context: Context, layer: str) -> Outcome[Finding[LayerFindings]]:
     return Outcome(Finding(layer, findings), (converged, _columns(findings)))
 
 
-def _correspondences(factors: KroneckerFactors, vectors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Correspondence matrices of both kinds of eigenvectors with both factors (DH def. 4.3)."""
-    patterns = {}
-    for side, matrix in (
-        ("input", factors.autocorrelation),
-        ("output", factors.output_hessian),
-    ):
-        basis = torch.linalg.eigh(matrix.double())[1].flip(1)[:, :_ROWS].to(matrix.dtype)
-        for name, columns in vectors.items():
-            pattern = correspondence(columns, basis, side=side).matrix
-            patterns[f"{name} {side}"] = pattern.cpu().float()
-    return patterns
-
-
-def _columns(findings: LayerFindings) -> Check:
+def _columns(findings: LayerComparison) -> Check:
     """No column of a correspondence matrix sums to more than one."""
     most = max(float(each.double().sum(0).max()) for each in findings.correspondences.values())
     return Check(

@@ -23,6 +23,7 @@ from curvescope.experiments.stages import (
 from curvescope.experiments.stages.context import Context
 from curvescope.experiments.store import Finding, Outcome
 from curvescope.identity import digest
+from curvescope.structure.layer_comparison import LayerComparison
 
 _LONGEST = 120
 
@@ -92,7 +93,7 @@ STAGES = (
     Family("overview", overview.Overview, overview.compute, "overview"),
     Family(sharpness.NAME, sharpness.Sharpness, sharpness.compute, "overview"),
     Family("spectrum", spectra.Spectrum, spectra.compute, "spectra", each="name"),
-    Family("layer", Finding[layers.LayerFindings], layers.compute, "layers", each="layer"),
+    Family("layer", Finding[LayerComparison], layers.compute, "layers", each="layer"),
     Family(
         "classes", Finding[class_structure.ClassFindings], class_structure.compute, "classes",
         by_class=True,

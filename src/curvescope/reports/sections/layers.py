@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from curvescope._numbers import short
-from curvescope.experiments.stages.layers import LayerFindings
 from curvescope.experiments.stages.overview import Overview
 from curvescope.experiments.store import Finding, RunDirectory
-from curvescope.figures import stages as pictures
+from curvescope.figures import structure as pictures
 from curvescope.reports.blocks import Block, Chart, Fold, Pair, Section, Table, Text, factor
 from curvescope.reports.sections.subject import classes_of, count, has_batch_norm, span
+from curvescope.structure.layer_comparison import LayerComparison
 
 _OPEN = 2
 """Layers whose pictures are unfolded from the start."""
@@ -19,11 +19,11 @@ _OPEN = 2
 
 def build(run: RunDirectory) -> Section | None:
     """The section of the layers whose stages are finished."""
-    findings: list[LayerFindings] = []
+    findings: list[LayerComparison] = []
     reasons: list[str] = []
     for name in run.stages:
         if name.startswith("layer-"):
-            finding = run.result(name, Finding[LayerFindings])
+            finding = run.result(name, Finding[LayerComparison])
             if finding.value is None:
                 reasons.append(f"{finding.subject}: {finding.left_out}")
             else:
@@ -67,7 +67,7 @@ _BATCH_NORM = "; with batch norm all of this is weaker (sec. 5.3)"
 _ALIGNED = 0.964
 
 
-def _observation(findings: Sequence[LayerFindings], k: int) -> str:
+def _observation(findings: Sequence[LayerComparison], k: int) -> str:
     if not findings:
         return "No layer allows a Kronecker factorization; the reasons are below."
     ratios = [ratio for layer in findings if (ratio := _ratio(layer)) is not None]
@@ -86,7 +86,7 @@ def _observation(findings: Sequence[LayerFindings], k: int) -> str:
     )
 
 
-def _assessment(findings: Sequence[LayerFindings], k: int) -> str:
+def _assessment(findings: Sequence[LayerComparison], k: int) -> str:
     """In how many layers the paper's statements hold."""
     if not findings:
         return ""
@@ -108,17 +108,17 @@ def _dimension(run: RunDirectory) -> int:
     return max(outputs if classes is None else classes - 1, 1)
 
 
-def _ratio(layer: LayerFindings) -> float | None:
+def _ratio(layer: LayerComparison) -> float | None:
     """The approximate largest eigenvalue over the true one; none where that is not positive."""
     true = float(layer.true[0])
     return float(layer.approximate[0]) / true if true > 0 else None
 
 
-def _at(layer: LayerFindings, k: int) -> float:
+def _at(layer: LayerComparison, k: int) -> float:
     return float(layer.overlap[min(k, len(layer.overlap)) - 1])
 
 
-def _table(findings: Sequence[LayerFindings], k: int) -> Table:
+def _table(findings: Sequence[LayerComparison], k: int) -> Table:
     rows = [
         [
             layer.name or "the model itself",
@@ -147,7 +147,7 @@ def _table(findings: Sequence[LayerFindings], k: int) -> Table:
     return Table("Layers", head, rows)
 
 
-def _fold(layer: LayerFindings, index: int) -> Fold:
+def _fold(layer: LayerComparison, index: int) -> Fold:
     name = layer.name or "the model itself"
     id = f"layer{index}"
     values = Chart(
@@ -161,13 +161,13 @@ def _fold(layer: LayerFindings, index: int) -> Fold:
     )
 
 
-def _heat(layer: LayerFindings, id: str, name: str, side: str) -> Pair:
+def _heat(layer: LayerComparison, id: str, name: str, side: str) -> Pair:
     """The correspondence of true and approximate eigenvectors with one factor."""
     symbol = {"input": "E[xxᵀ]", "output": "E[M]"}[side]
     size = {"input": layer.inputs, "output": layer.outputs}[side]
     pair = []
     for kind, words in pictures.KINDS.items():
-        panel = pictures.correspondence(layer, kind, side)
+        panel = pictures.layer_correspondence(layer, kind, side)
         caption = f"{name}: {words} eigenvectors and {symbol}"
         rows, columns = layer.correspondences[f"{kind} {side}"].shape
         note = (
