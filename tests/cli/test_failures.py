@@ -83,7 +83,7 @@ def command(name: str, out: Path) -> list[str]:
             *("--steps", 12, "--probes", 4, "--no-figures"),
         ],
         "certify": ["run", "--epochs", 2, "--slack", 0.05, "--out", out / "certificate.json"],
-        "reproduce": ["dissecting-hessian/random-two-layer", "--out", out],
+        "reproduce": ["wu2020/random-two-layer", "--out", out],
         "compare": ["run", "decayed", "--out", out],
     }[name]
     return [name, *map(str, arguments), "--quiet"]

@@ -229,7 +229,7 @@ FOREIGN: dict[str, tuple[list[str], str]] = {
     ),
     "demo": (["demo", "--quiet", "--out", "mine"], "mine/report.html"),
     "reproduce": (
-        ["reproduce", "dissecting-hessian/random-two-layer", "--quiet", "--out", "mine"],
+        ["reproduce", "wu2020/random-two-layer", "--quiet", "--out", "mine"],
         "mine/INDEX.md",
     ),
 }  # fmt: skip

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,12 @@ from curvescope.experiments.demo import demonstrate
 from curvescope.experiments.store import RunDirectory
 from curvescope.networks import network
 from curvescope.problem import Problem
-from curvescope.studies import listing
-from curvescope.studies.entry import Entry, Outcome, Row
-from curvescope.studies.entry import Settings as EntrySettings
-from curvescope.studies.record import load as load_record
+from curvescope.studies import catalog
+from curvescope.studies.outcome import load as load_outcome
+from curvescope.studies.run import Result, Run
 from curvescope.training import Recipe, train
 from tests.experiments.examples import TINY
+from tests.fuzz.workspace import TOY
 from tests.kills import killed_after, left_behind, operations_of
 
 ALL = bool(os.environ.get("CURVESCOPE_ALL_KILLS"))
@@ -68,27 +69,25 @@ def demonstrated(folder: Path) -> Any:
     return [results(run) for run in found.runs], found.certificate.bound
 
 
-def toy(settings: EntrySettings) -> Outcome:
-    kept = settings.once("toy/part", lambda: {"x": torch.arange(3.0)})
-    return Outcome((Row("sum", float(kept["x"].sum())),), notes=("A note.",))
+def toy(run: Run) -> Result:
+    part = run.once("part", lambda: {"x": torch.arange(3.0)})
+    return Result({"sum": float(part["x"].sum())})
 
 
 def reproduced(folder: Path) -> Any:
     arguments = ["reproduce", "toys/toy", "--out", str(folder / "out"), "--quiet"]
     assert app.run(arguments) == 0
-    record = load_record(folder / "out", "toys/toy")
-    assert record is not None
-    return record.outcome
+    outcome = load_outcome(folder / "out", "toys/toy")
+    assert outcome is not None
+    return outcome.values
 
 
 @pytest.fixture
-def catalog(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = Entry("toys/toy", "toy fig. 1", "Counts.", {"smoke": "4 s, beans"}, toy)
-    monkeypatch.setattr(listing, "entries", lambda: (entry,))
-    monkeypatch.setattr("curvescope.reports.reproduction.entries", lambda: (entry,))
+def only_toys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "studies", lambda: (replace(TOY, run=toy),))
 
 
-@pytest.mark.usefixtures("catalog")
+@pytest.mark.usefixtures("only_toys")
 @pytest.mark.parametrize(
     ("work", "tried"),
     [(trained, 1000), (analyzed, 6), (reproduced, 1000), (demonstrated, 1)],

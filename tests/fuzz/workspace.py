@@ -30,9 +30,9 @@ from curvescope.reports.page import render
 from curvescope.reports.runs import find_runs
 from curvescope.reports.training import render_training
 from curvescope.spectra.traces import trace
-from curvescope.studies import listing
-from curvescope.studies.entry import Entry, Outcome, Row
-from curvescope.studies.entry import Settings as EntrySettings
+from curvescope.studies import catalog
+from curvescope.studies.run import Result, Run
+from curvescope.studies.study import Study
 from curvescope.training import load_weights
 from curvescope.training.records import Training
 
@@ -50,16 +50,30 @@ BINARY = [
 ]  # fmt: skip
 
 
-def toy(settings: EntrySettings) -> Outcome:
-    return Outcome((Row("sum", 3.0, paper=3.1, low=2.9),), notes=("A note.",))
+def toy(run: Run) -> Result:
+    return Result({"sum": 3.0})
 
 
-TOY = Entry("toys/toy", "toy fig. 1", "Counts.", {"smoke": "4 s, beans"}, toy)
+TOY = Study.parse(
+    """
+name = "toys/toy"
+shows = "Counts."
+[scale.smoke]
+cost = "4 s, beans"
+subject = "beans"
+[[criteria]]
+value = "sum"
+kind = "number"
+paper = 3.1
+tolerance = 0.1
+at = ["smoke"]
+""",
+    toy,
+)
 
 
 def use_toys(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(listing, "entries", lambda: (TOY,))
-    patch.setattr("curvescope.reports.reproduction.entries", lambda: (TOY,))
+    patch.setattr(catalog, "studies", lambda: (TOY,))
 
 
 _SECONDS = re.compile(r'"seconds": [^,\n]+')

@@ -35,9 +35,10 @@ from curvescope.spectra import (
     subspace_iteration,
     trace,
 )
-from curvescope.studies.entry import Settings
-from curvescope.studies.trained import trained
+from curvescope.studies.networks import Description, Images, trained
+from curvescope.studies.run import Run
 from curvescope.training import Recipe, train
+from tests.fuzz.workspace import TOY
 from tests.identity.world import MODELS, OTHER, SAME, SETTINGS, World, first
 
 Result = dict[str, Any]
@@ -96,24 +97,24 @@ def analysis(world: World, folder: Path) -> Result:
     return {"config": done.config, **files}
 
 
-def catalog_part(world: World, folder: Path) -> Result:
-    settings = Settings("smoke", folder, seed=world.seed)
+def study_part(world: World, folder: Path) -> Result:
+    run = Run(TOY, "smoke", folder, seed=world.seed)
     operator, setting, seed = world.operator(), world.setting, world.seed
 
     def compute() -> dict[str, Tensor]:
         start = torch.linspace(0, setting, operator.shape[0], dtype=torch.float64)
         return {"image": operator @ start + seed}
 
-    return dict(settings.once("part", compute))
+    return dict(run.once("part", compute))
 
 
-def catalog_network(world: World, folder: Path) -> Result:
+def study_network(world: World, folder: Path) -> Result:
     X, y = world.data
     data = Dataset(X.float(), y, classes=3, name="points")
     recipe = Recipe(seed=0, epochs=1, lr=world.setting / 100, batch_size=4)
-    settings = Settings("smoke", folder)
-    (subject,) = trained(settings, "points", "F-5", data, recipe, seeds=(world.seed,))
-    return dict(subject.model.state_dict())
+    description = Description("F-5", Images("digits"), recipe)
+    (network,) = trained("points", description, data, work=folder, seed=world.seed)
+    return dict(network.model.state_dict())
 
 
 NO_MATRIX = ("another matrix of its shape", "seven times the matrix")
@@ -126,9 +127,9 @@ THINGS: dict[str, Thing] = {
     **{f"checkpoint of {name}": Thing(run) for name, run in ESTIMATORS.items()},
     "analysis": Thing(analysis, (*NO_MATRIX, *SEEDED)),
     "training run": Thing(training_run, (*NO_MATRIX, *NO_LOSS, *SEEDED), strict=True),
-    "part of a study": Thing(catalog_part, SEEDED),
+    "part of a study": Thing(study_part, SEEDED),
     "network of a study": Thing(
-        catalog_network, (*NO_MODEL, *NO_LOSS, *ROUNDED, *SEEDED), strict=True
+        study_network, (*NO_MODEL, *NO_LOSS, *ROUNDED, *SEEDED), strict=True
     ),
 }
 CELLS = [(t, w) for t, thing in THINGS.items() for w in OTHER if w not in thing.blind]

@@ -311,10 +311,9 @@ def _write(out: Path, study: Study, outcome: Outcome, pictures: Sequence[Picture
     place = out / study.name
     try:
         with staged(place, last=FILE) as fresh, TemporaryDirectory(dir=fresh) as elsewhere:
-            reproduction.write(Path(elsewhere), study, outcome, pictures)
+            reproduction.write(Path(elsewhere), study, outcome, pictures, beside=out)
             for file in Path(elsewhere, study.name).iterdir():
                 file.replace(fresh / file.name)
-        reproduction.write_page(out, study, outcome)  # with the notes beside it
     finally:
         if (place / FILE).is_file():
             reproduction.write_index(out)
@@ -322,10 +321,8 @@ def _write(out: Path, study: Study, outcome: Outcome, pictures: Sequence[Picture
 
 def _tidy(out: Path, study: Study) -> None:
     """Write the index if a process was killed between an outcome and the index."""
-    from curvescope import io
     from curvescope.reports import reproduction
 
-    if io.part_files(out) or any((out / study.name).glob(".part-*")):
-        with _held(out):
-            _remove_parts(out / study.name, out)
-            reproduction.write_index(out)
+    with _held(out):
+        _remove_parts(out / study.name, out)
+        reproduction.write_index(out)

@@ -30,11 +30,19 @@ _AGREES = {True: "yes", False: "**no**", None: ""}
 _DPI = 60  # of the page's picture, which is committed; the others are vector files
 
 
-def write(folder: Path, study: Study, outcome: Outcome, pictures: Sequence[Picture]) -> Path:
+def write(
+    folder: Path,
+    study: Study,
+    outcome: Outcome,
+    pictures: Sequence[Picture],
+    *,
+    beside: Path | None = None,
+) -> Path:
     """Write ``FOLDER/STUDY/``: pictures, their data, the page, and at last ``outcome.json``.
 
     Where the outcome is, the study is finished. The first picture is ``picture.png``, small; all of
-    them are there as SVG. Returns the path of the page.
+    them are there as SVG. Notes and explanations of the page are those below ``beside``, by default
+    ``folder``. Returns the path of the page.
     """
     place = io.make_folder(folder / study.name)
     title = study.levels[outcome.scale].subject
@@ -43,19 +51,18 @@ def write(folder: Path, study: Study, outcome: Outcome, pictures: Sequence[Pictu
         if number == 0:
             style.save(draw(picture, title=title), place / "picture.png", dpi=_DPI)
     io.save(place / PICTURES, Pictures(tuple(pictures)))
-    page = write_page(folder, study, outcome, pictures)
+    page = write_page(folder, study, outcome, beside=beside)
     io.save(place / FILE, outcome)
     return page
 
 
-def write_page(
-    folder: Path, study: Study, outcome: Outcome, pictures: Sequence[Picture] = ()
-) -> Path:
+def write_page(folder: Path, study: Study, outcome: Outcome, *, beside: Path | None = None) -> Path:
     """Write the page alone: after criteria, explanations or notes have changed."""
+    beside = folder if beside is None else beside
     page = folder / study.name / "README.md"
-    shown = lines(study, outcome, explanations(folder, study.name))
-    first = page.with_name("picture.png").exists() or bool(pictures)
-    _write(page, markdown(study, outcome, shown, has_picture=first, notes=_notes(folder, study)))
+    shown = lines(study, outcome, explanations(beside, study.name))
+    drawn = page.with_name("picture.png").exists()
+    _write(page, markdown(study, outcome, shown, has_picture=drawn, notes=_notes(beside, study)))
     return page
 
 
@@ -169,9 +176,12 @@ def index(folder: Path) -> str:
 
 
 def write_index(folder: Path) -> None:
-    """Write ``INDEX.md``, and the table of printed numbers beside it."""
-    _write(folder / INDEX, index(folder))
-    _write(folder / "TABLE.md", table.markdown(table.printed_numbers(catalog.studies(), folder)))
+    """Write ``INDEX.md``, and the table of printed numbers beside it, where they have changed."""
+    numbers = table.markdown(table.printed_numbers(catalog.studies(), folder))
+    for name, text in ((INDEX, index(folder)), ("TABLE.md", numbers)):
+        file = folder / name
+        if not file.exists() or file.read_text(encoding="utf-8") != text:
+            _write(file, text)
 
 
 def papers_page(folder: Path) -> str:

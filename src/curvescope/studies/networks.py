@@ -224,7 +224,7 @@ def group(
 ) -> Group:  # fmt: skip
     """The trained networks of a description: from ``work`` if they are there, else trained."""
     data = description.images.load(root=root, seed=seed, device=device)
-    networks = _trained(key, description, data, work, device, seed, tell)
+    networks = trained(key, description, data, work=work, device=device, seed=seed, tell=tell)
     few = data
     if description.curvature_per_class is not None:
         few = data.per_class(description.curvature_per_class)
@@ -238,10 +238,16 @@ def group(
     return Group(key, description, networks, data, few, load)
 
 
-def _trained(
-    key: str, of: Description, data: Dataset, work: Path, device: str, seed: int,
-    tell: Callable[[str], None],
-) -> tuple[Trained, ...]:  # fmt: skip
+def trained(
+    key: str,
+    of: Description,
+    data: Dataset,
+    *,
+    work: Path,
+    device: str = "cpu",
+    seed: int = 0,
+    tell: Callable[[str], None] = lambda text: None,
+) -> tuple[Trained, ...]:
     """Networks trained side by side, one for each seed.
 
     The final weights are kept in ``work / KEY.safetensors`` as ``seed0.fc1.weight`` and so on, with

@@ -73,7 +73,8 @@ class Run:
     def identity(self) -> str:
         """What decides numbers; not where they are kept or computed, and what is told."""
         level = self.study.levels[self.scale]
-        return digest("run", self.scale, self.seed, dict(level.settings))
+        networks = {name: dict(table) for name, table in self.study.networks.items()}
+        return digest("run", self.scale, self.seed, dict(level.settings), networks)
 
     def generator(self, stream: int = 0) -> torch.Generator:
         """A generator of its own for each ``stream``, on the CPU."""

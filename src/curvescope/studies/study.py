@@ -242,7 +242,7 @@ class _Reader:
         criterion = Criterion(**given)
         judged = any(side is not None for side in criterion.bounds)
         if criterion.kind == "number" and criterion.paper is None:
-            self.refuse("a criterion of kind 'number' has the `paper`'s number", criterion.value)
+            self.refuse("a criterion of kind 'number' has a number of the `paper`", criterion.value)
         if not judged and not criterion.missing:
             rule = (
                 "a criterion has `low`, `high`, `range` or `tolerance`, or says why it is `missing`"
