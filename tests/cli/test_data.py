@@ -69,7 +69,7 @@ def test_list_as_json_and_as_names(run, capsys, root: Path) -> None:
     assert entries["digits"]["location"] == "package"
     assert run("list", "--root", root, "--quiet") == 0
     names = capsys.readouterr().out.split()
-    assert names == ["mnist-6k", "fashion-mnist-3k", "digits", "mnist"]
+    assert names == ["mnist-6k", "fashion-mnist-3k", "digits", "python-topics", "mnist"]
 
 
 def test_a_folder_in_brackets_is_shown_as_it_is(run, capsys, monkeypatch, root: Path) -> None:

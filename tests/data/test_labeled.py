@@ -89,7 +89,8 @@ X, Y = torch.zeros(3, 2), torch.tensor([0, 1, 1])
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"X": X.long()}, r"X must be floating point .* got int64 \[3, 2\]"),
+        ({"X": X.int()}, r"X must be floating point .* got int32 \[3, 2\]"),
+        ({"X": X.long()[..., None]}, r"X must be floating point .* got int64 \[3, 2, 1\]"),
         ({"X": X[:0], "y": Y[:0]}, r"X must be floating point .* N > 0, got float32 \[0, 2\]"),
         ({"X": X[:, 0]}, r"X must be floating point .* got float32 \[3\]"),
         ({"X": X + math.nan}, "X must be finite, it holds NaN or infinity"),

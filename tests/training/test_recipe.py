@@ -6,6 +6,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 import pytest
+import torch
 
 from curvescope.errors import CurvescopeError
 from curvescope.training import Recipe
@@ -58,6 +59,32 @@ def test_steps_after_each_third(epochs: int, first: int, second: int) -> None:
     assert rates == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("warmup", [0.0, 0.5, 2.0])
+def test_a_cosine_that_changes_with_every_step(warmup: float) -> None:
+    """torch's own schedule, stepped as often."""
+    recipe = Recipe(seed=0, epochs=6, lr=0.3, schedule="cosine", warmup=warmup)
+    steps = 10
+    rates = [rate for epoch in range(1, 7) for rate in recipe.rates(epoch, steps)]
+    before = round(warmup * steps)
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.3)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60 - before, eta_min=0.03)
+    expected = [0.3 * (step + 1) / before for step in range(before)]
+    for _ in range(60 - before):
+        optimizer.step()
+        schedule.step()
+        expected.append(optimizer.param_groups[0]["lr"])
+    assert rates == pytest.approx(expected, rel=1e-9)
+    assert recipe.rate(6) == rates[-1] == pytest.approx(0.03)
+
+
+def test_a_warm_up_of_a_schedule_by_epochs() -> None:
+    recipe = Recipe(seed=0, epochs=4, lr=0.4, schedule="step", warmup=2)
+    assert recipe.rates(1, 2) == pytest.approx([0.1, 0.2])
+    assert recipe.rates(2, 2) == pytest.approx([0.03, 0.04])
+    assert recipe.rates(3, 2) == pytest.approx([0.004] * 2)
+
+
 def test_constant() -> None:
     recipe = Recipe(seed=0, epochs=1000)
     assert {recipe.rate(t) for t in range(1, 1001)} == {0.01}
@@ -81,7 +108,9 @@ def test_checkpoints_are_sorted_and_single() -> None:
         ({"momentum": 1.0}, "momentum is for optimizer='sgd' and less than 1"),
         ({"momentum": 0.9, "optimizer": "adam"}, "momentum is for optimizer='sgd'"),
         ({"optimizer": "lbfgs"}, "optimizer must be one of 'sgd', 'adam', 'adamw', 'gadam'"),
-        ({"schedule": "cosine"}, "schedule must be one of 'constant', 'linear', 'averaging'"),
+        ({"schedule": "sine"}, "schedule must be one of 'constant', 'linear', 'averaging'"),
+        ({"warmup": 10}, "warmup must be less than epochs=10, got 10"),
+        ({"warmup": -1.0}, "warmup must be at least 0"),
         ({"loss": "hinge"}, "loss must be one of 'cross_entropy', 'binary_logistic'"),
         ({"optimizer": "gadam"}, "optimizer='gadam' needs average_from"),
         ({"schedule": "averaging"}, "schedule='averaging' needs average_from"),

@@ -206,6 +206,11 @@ def test_what_a_folder_holds(tmp_path: Path) -> None:
     assert names == [
         "config.json",
         "metrics.jsonl",
+        *(
+            f"moments/{name}.{kind}"
+            for name in ("epoch-00002", "epoch-00030", "final")
+            for kind in ("json", "safetensors")
+        ),
         "result.json",
         "weights/epoch-00002.safetensors",
         "weights/epoch-00030.safetensors",

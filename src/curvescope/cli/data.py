@@ -77,6 +77,7 @@ def list_sets(
         if any(entry.location is None and entry.megabytes is not None for entry in entries):
             console.print("What is missing is downloaded by: curvescope data fetch NAME")
         console.print(f"Gaussian mixtures (TR §8) have names like {FORM}.")
+        console.print("python-topics-T64 has 64 characters in a sample instead of 128.")
         console.print("After a name: -2 for 0–4 against 5–9, -R for random labels (mnist-2-R).")
 
 
@@ -87,7 +88,8 @@ def _table(entries: list[Entry]) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("where", overflow="fold")
     for entry in entries:
-        where = "in the package" if entry.location == "package" else entry.location
+        inside = {"package": "in the package", "Python": "in Python"}
+        where = inside.get(entry.location or "", entry.location)
         if where is None and entry.megabytes is not None:
             where = f"missing ({entry.megabytes:.0f} MB)"
         table.add_row(

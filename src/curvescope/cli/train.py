@@ -32,19 +32,16 @@ if TYPE_CHECKING:
     from curvescope.training.recipe import Recipe
     from curvescope.training.run import Trained
 
-# What trains every kind of network of the papers well; DH's own is --lr 0.01 --momentum 0
-# --schedule constant, for a thousand epochs.
-RATES = {"sgd": 0.05, "adam": 1e-3, "adamw": 1e-3, "gadam": 1e-3}
-MOMENTUM = 0.9
 TRACES = ("ggn", "hessian")
 
 
 def train(
     network: Annotated[
-        str, typer.Argument(metavar="NETWORK", help="F-200^2, LeNet5, VGG11-W48, ResNet18-W64, …")
+        str, typer.Argument(metavar="NETWORK", help="F-200^2, LeNet5, VGG11-W48, GPT-4x128, …")
     ],
     data: Annotated[
-        str, typer.Option(metavar="NAME", help="mnist, cifar-10, mnist-6k, …; -R: random labels.")
+        str,
+        typer.Option(metavar="NAME", help="mnist, cifar-10, python-topics, …; -R: random labels."),
     ],
     root: Root = None,
     normalize: Annotated[str, typer.Option(metavar="HOW", help="none, pixel or channel.")] = "none",
@@ -55,24 +52,33 @@ def train(
         int | None,
         typer.Option(min=0, metavar="N", help="For random labels, sub-samples, mixtures."),
     ] = None,
-    epochs: Annotated[int, typer.Option(metavar="N", help="Passes over the data.")] = 30,
+    epochs: Annotated[
+        int | None, typer.Option(metavar="N", help="Passes over the data; 30, 10 for a GPT.")
+    ] = None,
     lr: Annotated[
         float | None,
         typer.Option(metavar="RATE", help="The initial learning rate; 0.05, 0.001 for adam."),
     ] = None,
-    batch_size: Annotated[int, typer.Option(metavar="N", help="Samples in a step.")] = 128,
+    batch_size: Annotated[
+        int | None, typer.Option(metavar="N", help="Samples in a step; 128, 16 for a GPT.")
+    ] = None,
     optimizer: Annotated[
-        str, typer.Option(metavar="NAME", help="sgd, adam, adamw or gadam.")
-    ] = "sgd",
+        str | None,
+        typer.Option(metavar="NAME", help="sgd, adam, adamw (for a GPT) or gadam."),
+    ] = None,
     momentum: Annotated[
         float | None, typer.Option(metavar="M", help="Of sgd; 0.9 if none.")
     ] = None,
     weight_decay: Annotated[
-        float, typer.Option(metavar="W", help="Decoupled for adamw and gadam.")
-    ] = 0.0,
+        float | None, typer.Option(metavar="W", help="Decoupled for adamw and gadam; 0.")
+    ] = None,
     schedule: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="linear (if none), constant, averaging or step."),
+        typer.Option(metavar="NAME", help="linear, constant, averaging, step or cosine."),
+    ] = None,
+    warmup: Annotated[
+        float | None,
+        typer.Option(metavar="EPOCHS", help="The rate grows from 0 during this time."),
     ] = None,
     average_from: Annotated[
         int | None, typer.Option(metavar="N", help="Average the weights of later epochs.")
@@ -89,7 +95,7 @@ def train(
     ] = None,
     init: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="pytorch, xavier or dziugaite-roy, as the network."),
+        typer.Option(metavar="NAME", help="pytorch, xavier, dziugaite-roy or gpt-2."),
     ] = None,
     seed: Annotated[
         int, typer.Option(min=0, metavar="N", help="Initial weights and order of samples.")
@@ -99,8 +105,9 @@ def train(
         typer.Option(metavar="DIR", help="The folder; runs/NETWORK-DATA-seedN if none."),
     ] = None,
     checkpoints: Annotated[
-        str, typer.Option(metavar="LIST", help="Keep the weights after these epochs: 1,10.")
-    ] = "",
+        str | None,
+        typer.Option(metavar="LIST", help="Keep the weights after these epochs: 1,10."),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an unfinished run.")] = False,
     device: Device = "auto",
     as_json: AsJson = False,
@@ -114,29 +121,33 @@ def train(
     \b
     curvescope train LeNet5 --data mnist-6k
     curvescope train F-200^2 --data mnist --root data --checkpoints 1,10
+    curvescope train GPT-4x128 --data python-topics
     curvescope train T-100 --data mnist-6k-2 --loss binary_logistic \\
         --out runs/binary
     """  # noqa: D301 (\b keeps the lines of the examples apart)
     trace = _trace(trace_of, trace_weight)
-    epochs_saved = _epochs(checkpoints)
+    epochs_saved = None if checkpoints is None else _epochs(checkpoints)
 
     from curvescope.cli.inputs import choose_device
     from curvescope.data.normalize import KINDS, Kind
-    from curvescope.experiments.training import named_data, train_network
-    from curvescope.training.recipe import OPTIMIZERS, Recipe
+    from curvescope.experiments.training import named_data, train_network, usual_recipe
+    from curvescope.training.recipe import OPTIMIZERS
 
-    one_of("train", "optimizer", optimizer, OPTIMIZERS)
+    if optimizer is not None:
+        one_of("train", "optimizer", optimizer, OPTIMIZERS)
     kind = cast(Kind, one_of("train", "normalize", normalize, KINDS))
     place = out or Path("runs") / f"{network}-{data}-seed{seed}"
-    recipe = Recipe(
+    recipe = usual_recipe(
+        network,
         seed=seed,
         epochs=epochs,
-        lr=RATES[optimizer] if lr is None else lr,
+        lr=lr,
         batch_size=batch_size,
         optimizer=optimizer,
-        momentum=(MOMENTUM if optimizer == "sgd" else 0.0) if momentum is None else momentum,
+        momentum=momentum,
         weight_decay=weight_decay,
-        schedule=schedule or ("linear" if average_from is None else "averaging"),
+        schedule=schedule,
+        warmup=warmup,
         average_from=average_from,
         loss=loss,
         checkpoints=epochs_saved,
@@ -213,9 +224,11 @@ def show(name: str, model: nn.Module, splits: NamedData, result: Trained, consol
         table.add_column(column, justify="right")
     for split, fit in ((splits.train, result.train), (splits.test, result.test)):
         if fit is not None:
-            wrong = round((1 - fit.accuracy) * len(split))
+            wrong = round(fit.error * split.y.numel())
             table.add_row(split.split, short(fit.loss), f"{fit.accuracy:.2%}", f"{wrong:,}")
     console.print(table)
+    if len(splits.train.y) < splits.train.y.numel():
+        console.print("of all characters: the loss is the mean −log p of the next one, in nats")
     if result.train is not None and result.train.accuracy < 1.2 / splits.train.classes:
         console.print(
             "[yellow]It has learned next to nothing[/yellow]: try another --lr, more --epochs, "

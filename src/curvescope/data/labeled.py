@@ -20,12 +20,15 @@ class Dataset:
     Both tensors lie in memory, on one device. Any such tensors can be made a data set.
 
     Args:
-        X: Samples ``[N, …]``, images ``[N, C, H, W]``, floating point and finite.
-        y: Classes ``[N]``, ``int64``, from 0 to ``classes`` − 1.
+        X: Samples ``[N, …]``, images ``[N, C, H, W]``, floating point and finite; tokens ``[N, T]``
+            are ``int64``.
+        y: Classes ``[N]``, ``int64``, from 0 to ``classes`` − 1; of tokens ``[N, T]``, a class at
+            each position.
         classes: The number of classes, including those without a sample.
         name: The name of the set.
         split: ``"train"`` or ``"test"``.
         normalization: How the pixels were normalized, with the constants.
+        vocabulary: Of text: the character that each class stands for.
 
     Raises:
         CurvescopeError: If the tensors do not fit together.
@@ -45,22 +48,29 @@ class Dataset:
     name: str
     split: str = "train"
     normalization: Normalization = field(default_factory=unnormalized)
+    vocabulary: str = ""
 
     def __post_init__(self) -> None:
         where = f"Dataset({self.name!r})"
         positive_int(where, "classes", self.classes)
         one_of(where, "split", self.split, SPLITS)
         X, y = self.X, self.y
-        if X.ndim < 2 or len(X) == 0 or not X.dtype.is_floating_point:
-            rule = "`X` must be floating point [N, …] with N > 0"
+        tokens = X.dtype == torch.int64 and X.ndim == 2
+        if X.ndim < 2 or X.numel() == 0 or not (X.dtype.is_floating_point or tokens):
+            rule = "`X` must be floating point [N, …] or int64 tokens [N, T] with N > 0"
             raise CurvescopeError(where, rule, given=_kind(X))
-        if y.dtype != torch.int64 or y.shape != X.shape[:1] or y.device != X.device:
-            rule = f"int64 [{len(X)}] on {X.device}, one class for each sample"
+        shapes = (X.shape[:1], X.shape) if tokens else (X.shape[:1],)
+        if y.dtype != torch.int64 or y.shape not in shapes or y.device != X.device:
+            each = f"[{len(X)}]{f' or {list(X.shape)}' if tokens else ''}"
+            rule = f"int64 {each} on {X.device}, one class for each sample"
             raise CurvescopeError(where, f"`y` must be {rule}", given=f"{_kind(y)} on {y.device}")
         low, high = int(y.min()), int(y.max())
         if low < 0 or high >= self.classes:
             rule = f"`classes` must lie in 0 … {self.classes - 1}"
             raise CurvescopeError(where, rule, given=f"{low} … {high}")
+        if self.vocabulary and len(self.vocabulary) != self.classes:
+            rule = "`vocabulary` must have a character for each class"
+            raise CurvescopeError(where, rule, given=len(self.vocabulary))
         if not bool(torch.isfinite(torch.stack(torch.aminmax(X))).all()):
             raise CurvescopeError(where, "`X` must be finite, it holds NaN or infinity")
 
@@ -87,6 +97,10 @@ class Dataset:
         """The shape of one sample."""
         return tuple(self.X.shape[1:])
 
+    def decode(self, tokens: Tensor) -> str:
+        """The text that a row of tokens or classes stands for, by the vocabulary."""
+        return "".join(self.vocabulary[i] for i in tokens.tolist())
+
     def batches(self, size: int) -> list[tuple[Tensor, Tensor]]:
         """The set in pieces of ``size`` samples, in order; views, the last one may be shorter."""
         size = positive_int("Dataset.batches", "size", size)
@@ -103,6 +117,7 @@ class Dataset:
             CurvescopeError: If a class has fewer than ``n`` samples.
         """
         where = "Dataset.per_class"
+        check_one_class(where, self.y)
         generator = None if seed is None else stream(where, seed, "sub-sample", self.split)
         chosen = balanced_positions(where, self.y.cpu(), self.classes, n, generator)
         chosen = chosen.to(self.X.device)
@@ -112,6 +127,13 @@ class Dataset:
         """The set on another device; itself where it is there already."""
         X, y = self.X.to(device), self.y.to(device)
         return self if X is self.X and y is self.y else replace(self, X=X, y=y)
+
+
+def check_one_class(where: str, y: Tensor) -> None:
+    """Refuse to choose samples by their class where they have several."""
+    if y.ndim > 1:
+        rule = "`per_class` needs one class for each sample"
+        raise CurvescopeError(where, rule, given=_kind(y))
 
 
 def _kind(tensor: Tensor) -> str:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from curvescope._checks import one_of
-from curvescope.data import mixture
+from curvescope.data import mixture, topics
 from curvescope.data.embedded import EMBEDDED
-from curvescope.data.labeled import Dataset
+from curvescope.data.labeled import Dataset, check_one_class
 from curvescope.data.labels import SPLITS, balanced_positions, random_labels, stream, two_classes
 from curvescope.data.names import Name, parse
 from curvescope.data.normalize import KINDS, Kind, fit
@@ -42,7 +42,9 @@ def dataset(
     in the user's cache, in the layouts that torchvision, the archives and
     :func:`curvescope.data.fetch` make. Their MD5 is compared on first use. ``mnist-6k``,
     ``fashion-mnist-3k`` and ``digits`` travel inside the package. ``gaussian-mixture-C10-D100-t3``
-    draws samples of TR §8 (see :func:`curvescope.data.gaussian_mixture`).
+    draws samples of TR §8 (see :func:`curvescope.data.gaussian_mixture`). ``python-topics`` is the
+    text of Python's own ``help()``: windows of 128 characters, or 64 as ``python-topics-T64``, each
+    character with the next one as its label (see :mod:`curvescope.data.topics`).
 
     After any name, ``-2`` joins the classes 0–4 and 5–9 (DH's MNIST-2), and ``-R`` replaces the
     labels of the split by uniform random ones (DH's MNIST-R), in this order: ``mnist-2-R``.
@@ -63,7 +65,7 @@ def dataset(
             set: the first ones or, with a seed, random ones. A mixture needs it.
         seed: Decides everything that is random: labels, sub-samples, mixtures.
         normalize: ``"none"``, ``"pixel"`` or ``"channel"``.
-        dtype: The images' floating-point type; labels are ``int64``.
+        dtype: The images' floating-point type; labels and characters are ``int64``.
         device: Where both tensors go.
 
     Raises:
@@ -93,6 +95,14 @@ def dataset(
             raise CurvescopeError(where, rule)
         drawn = _mixture(where, parsed, split, per_class=per_class, seed=seed, dtype=dtype)
         return drawn.to(device)
+    if (characters := topics.context(parsed.base)) is not None:
+        text = topics.python_topics(split, characters=characters)
+        if per_class is not None:
+            check_one_class(where, text.y)
+        if normalize != "none":
+            raise CurvescopeError(where, "text needs `normalize='none'`", given=repr(normalize))
+        labels, classes = _relabeled(where, parsed, text.y, text.classes, split, seed)
+        return replace(text, y=labels, classes=classes, name=str(parsed)).to(device)
     source = EMBEDDED.get(parsed.base) or SOURCES[parsed.base]
     pixels, labels = read_split(where, source, split, root)
     training = pixels

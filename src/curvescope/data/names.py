@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from curvescope.data import mixture
+from curvescope.data import mixture, topics
 from curvescope.data.embedded import EMBEDDED
 from curvescope.data.sources import SOURCES
 from curvescope.errors import CurvescopeError
@@ -27,7 +27,7 @@ class Name:
 
 def base_names() -> list[str]:
     """The names without variants, embedded sets first."""
-    return [*EMBEDDED, *SOURCES]
+    return [*EMBEDDED, topics.NAME, *SOURCES]
 
 
 def parse(where: str, name: str) -> Name:
@@ -46,13 +46,17 @@ def parse(where: str, name: str) -> Name:
     binary = base != before
     base = _ALIASES.get(base, base)
     parameters = mixture.parameters(base)
-    if parameters is not None:
+    characters = topics.context(base)
+    if characters is not None:
+        base = topics.full_name(characters)
+    elif parameters is not None:
         t, classes, dimension = parameters
         base = f"gaussian-mixture-C{classes}-D{dimension}-t{t:g}"
     elif base not in base_names():
         rule = (
-            f"a data set must be one of {', '.join(base_names())} or like {mixture.FORM}, with -2 "
-            "(0–4 against 5–9) or -R (random labels) after it where wanted"
+            f"a data set must be one of {', '.join(base_names())} or like {mixture.FORM} or "
+            f"{topics.FORM} (windows of 64 characters), with -2 (0–4 against 5–9) or -R (random "
+            "labels) after it where wanted"
         )
         raise CurvescopeError(where, rule, given=repr(name))
     return Name(base, binary, random)

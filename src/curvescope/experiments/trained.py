@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torch import nn
 
+from curvescope.data import topics
 from curvescope.data.normalize import KINDS
 from curvescope.errors import CurvescopeError
 from curvescope.experiments.load import Splits
@@ -71,6 +72,9 @@ def load_run_data(folder: Path, *, root: Path | None = None, seed: int | None = 
         if describe(data, data.tensors).sha256 == noted.sha256:
             return Splits(data.train, data.test, noted.name)
     rule = f"the data found as {noted.name!r} is not what it was trained on"
+    if topics.context(noted.name) is not None:
+        remedy = "the text differs between versions of Python: use that of the training"
+        raise CurvescopeError(where, rule, remedy=remedy)
     remedy = "give --root or --data-seed as in training, or name the data with --data"
     raise CurvescopeError(where, rule, remedy=remedy)
 

@@ -66,6 +66,40 @@ def named_data(
     )
 
 
+RATES = {"sgd": 0.05, "adam": 1e-3, "adamw": 1e-3, "gadam": 1e-3}
+_MOMENTUM = 0.9
+
+
+def usual_recipe(network: str, *, seed: int, **chosen: Any) -> Recipe:
+    """A recipe that trains the network well, with the settings that are chosen and not None.
+
+    For the papers' networks SGD with momentum and linear decay (DH's own is ``lr=0.01``,
+    ``momentum=0``, ``schedule="constant"`` for a thousand epochs). For a GPT what is usual for
+    language models: AdamW with weight decay, a warm-up of one epoch and a cosine; the weights in
+    the middle of the training are kept as well.
+
+    >>> usual_recipe("LeNet5", seed=0).schedule, usual_recipe("GPT-4x128", seed=0).checkpoints
+    ('linear', (5,))
+    """
+    language = network.upper().startswith("GPT")
+    settings: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+    if language:
+        epochs = settings.setdefault("epochs", 10)
+        usual = {"optimizer": "adamw", "batch_size": 16, "weight_decay": 0.1, "lr": 2e-3}
+        usual |= {"warmup": min(1.0, epochs / 10), "checkpoints": tuple({epochs // 2} - {0})}
+        schedule = "cosine"
+    else:
+        usual = {"optimizer": "sgd", "batch_size": 128, "epochs": 30}
+        schedule = "linear"
+    optimizer = settings.get("optimizer", usual["optimizer"])
+    if optimizer != usual["optimizer"] or not language:
+        usual["lr"] = RATES.get(optimizer, 0.0)
+    if optimizer == "sgd":
+        usual["momentum"] = _MOMENTUM
+    usual["schedule"] = schedule if settings.get("average_from") is None else "averaging"
+    return Recipe(seed=seed, **{**usual, **settings})
+
+
 def train_network(
     name: str,
     data: NamedData,

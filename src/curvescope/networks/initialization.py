@@ -4,6 +4,7 @@ DH calls its scheme both "the default of PyTorch" and "Xavier, zero bias"; the t
 choice is explicit here.
 
 References:
+    GPT-2: Radford et al. (2019), *Language Models are Unsupervised Multitask Learners*.
     DH: Wu, Zhu, Wu, Wang and Ge (2020), *Dissecting Hessian*.
 """
 
@@ -17,7 +18,8 @@ from torch import Tensor, nn
 from curvescope import _checks
 from curvescope.layers import LayerKind, registered
 
-SCHEMES = ("pytorch", "xavier", "dziugaite-roy")
+SCHEMES = ("pytorch", "xavier", "dziugaite-roy", "gpt-2")
+_SMALL = 0.02  # σ of GPT-2
 
 
 @torch.no_grad()
@@ -31,14 +33,17 @@ def initialize(model: nn.Module, scheme: str, *, generator: torch.Generator) -> 
       constructors draw from a generator in the same state;
     - ``"xavier"``: weights uniform on ``±√(6/(n_in + n_out))`` (Glorot & Bengio), biases 0;
     - ``"dziugaite-roy"``: weights from a normal distribution with σ = 0.04, cut off at 2σ; the bias
-      of the first layer 0.1, the others 0 (the networks of DH's PAC-Bayes bounds).
+      of the first layer 0.1, the others 0 (the networks of DH's PAC-Bayes bounds);
+    - ``"gpt-2"``: weights and embeddings normal with σ = 0.02, biases 0; the L layers that are
+      added to a residual stream, which the network names as its ``branch_ends``, with σ = 0.02/√L.
 
-    Batch norms start with scale 1, shift 0 and fresh statistics. Numbers are drawn where the
+    Other schemes draw embeddings from a standard normal distribution, as torch does. Batch and
+    layer norms start with scale 1, shift 0 and fresh statistics. Numbers are drawn where the
     generator lives; torch's global generator is not touched.
 
     Args:
         model: The network; changed in place.
-        scheme: One of the three.
+        scheme: One of the four.
         generator: The source of all random numbers.
 
     Raises:
@@ -53,9 +58,18 @@ def initialize(model: nn.Module, scheme: str, *, generator: torch.Generator) -> 
     _checks.one_of(where, "scheme", scheme, SCHEMES)
     _checks.generator("initialize(generator)", generator)
     first = True
-    for module in model.modules():
+    ends = getattr(model, "branch_ends", ())
+    for name, module in model.named_modules():
         layer = registered(module)
-        if layer is not None:
+        if isinstance(module, nn.Embedding):
+            _normal(module.weight, _SMALL if scheme == "gpt-2" else 1.0, generator)
+        elif isinstance(module, nn.LayerNorm):
+            module.reset_parameters()
+        elif layer is not None and scheme == "gpt-2":
+            _normal(layer.weight, _SMALL / sqrt(len(ends)) if name in ends else _SMALL, generator)
+            if (bias := getattr(module, "bias", None)) is not None:
+                bias.zero_()
+        elif layer is not None:
             _draw(layer, getattr(module, "bias", None), scheme, first, generator)
             first = False
         elif isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -63,6 +77,11 @@ def initialize(model: nn.Module, scheme: str, *, generator: torch.Generator) -> 
             if module.affine:
                 module.weight.fill_(1.0)
                 module.bias.zero_()
+
+
+def _normal(weight: Tensor, std: float, generator: torch.Generator) -> None:
+    fresh = torch.empty(weight.shape, dtype=weight.dtype, device=generator.device)
+    weight.copy_(fresh.normal_(0.0, std, generator=generator))
 
 
 def _draw(

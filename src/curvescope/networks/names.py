@@ -18,7 +18,7 @@ from torch import nn
 
 from curvescope import _checks
 from curvescope.errors import CurvescopeError
-from curvescope.networks import plain, residual
+from curvescope.networks import gpt, plain, residual
 from curvescope.networks.initialization import SCHEMES, initialize
 from curvescope.networks.spec import NetworkSpec
 
@@ -35,6 +35,7 @@ class _Family:
     form: str  # how a user writes it
     example: str
     build: Callable[[NetworkSpec, re.Match[str]], nn.Module]
+    init: str = "pytorch"  # how its weights are drawn unless the caller says how
 
 
 def network(
@@ -59,6 +60,7 @@ def network(
     ``PreResNet-110``, ``-164``     pre-activated bottlenecks (FF, PP)
     ``WideResNet-28x10``            (FF, PP)
     ``All-CNN-C``                   the nine-layer CNN of FF and PP
+    ``GPT-4x128``                   four blocks, 128 wide, on tokens; initialized by ``"gpt-2"``
     =============================== ===============================================================
 
     ``-BN`` at the end adds batch norms: after each hidden ReLU and without learnable parameters for
@@ -68,9 +70,10 @@ def network(
 
     Args:
         name: As above.
-        inputs: The shape of one input, ``(1, 28, 28)``; for fully connected networks also its size.
+        inputs: The shape of one input, ``(1, 28, 28)``; for fully connected networks also its size,
+            for a GPT the number of its tokens.
         classes: The number of outputs; 1 for the logistic loss with two classes.
-        init: ``"pytorch"`` (the default), ``"xavier"`` or ``"dziugaite-roy"``
+        init: ``"pytorch"`` (the default), ``"xavier"``, ``"dziugaite-roy"`` or ``"gpt-2"``
             (:func:`curvescope.networks.initialization`).
         generator: Where the weights are drawn from. Without one they are those of seed 0, the same
             at every call: enough to look at a network, or to load weights into it.
@@ -85,7 +88,7 @@ def network(
     ['conv1', 'relu-conv1', 'maxpool1']
     """
     family, match = _parse(name)
-    scheme = init or ("dziugaite-roy" if family.start == "T-" else "pytorch")
+    scheme = init or family.init
     _checks.one_of(f"network({name!r})", "init", scheme, SCHEMES)
     shape = (inputs,) if isinstance(inputs, int) else tuple(inputs)
     for side in shape:
@@ -161,6 +164,11 @@ def _resnet18(spec: NetworkSpec, match: re.Match[str]) -> nn.Module:
     return residual.ResNet18(spec, width=width, batch_norm=bool(match["bn"]))
 
 
+def _gpt(spec: NetworkSpec, match: re.Match[str]) -> nn.Module:
+    depth, width = (_positive(spec, int(match[part])) for part in ("depth", "width"))
+    return gpt.GPT(spec, depth=depth, width=width)
+
+
 _FAMILIES = (
     _Family(
         "F-",
@@ -175,6 +183,7 @@ _FAMILIES = (
         "T-<width>^<layers>-…",
         "T-600",
         _fully_connected,
+        "dziugaite-roy",
     ),
     _Family(
         "logistic",
@@ -226,5 +235,13 @@ _FAMILIES = (
         "All-CNN-C",
         "All-CNN-C",
         lambda spec, match: plain.all_cnn_c(spec),
+    ),
+    _Family(
+        "GPT",
+        r"GPT-(?P<depth>\d+)[x×](?P<width>\d+)",
+        "GPT-<blocks>x<width>",
+        "GPT-4x128",
+        _gpt,
+        "gpt-2",
     ),
 )

@@ -56,26 +56,32 @@ class Engine:
         self._stretches = stretches(len(y), size, self.stretch, X.device)
         self.steps = sum(len(part.sizes) for part in self._stretches)
 
-    def epoch(self, orders: Tensor) -> Iterator[int]:
+    def epoch(self, orders: Tensor, rates: Tensor | None = None) -> Iterator[int]:
         """One pass over the data; yields the number of steps launched so far, without waiting.
 
         Args:
             orders: ``[learners, N]``, each learner's permutation of the samples.
+            rates: ``[learners, steps]``, the learning rate of each step; by default as it is.
         """
         orders = orders.to(self._X.device)
+        if rates is None:
+            now = [learner.optimizer.rate for learner in self._learners]
+            rates = torch.stack(now)[:, None].expand(-1, self.steps)
+        rates = rates.to(self._learners[0].optimizer.rate)
         for learner in self._learners:
             learner.totals.zero_()
         sample = step = 0
         for part in self._stretches:
-            self._advance(part, orders[:, sample : sample + part.samples])
+            last = step + len(part.sizes)
+            self._advance(part, orders[:, sample : sample + part.samples], rates[:, step:last])
             for learner in self._learners:
                 learner.count_change()
-            sample, step = sample + part.samples, step + len(part.sizes)
+            sample, step = sample + part.samples, last
             yield step
 
-    def _advance(self, part: Steps, orders: Tensor) -> None:
-        for learner, rows in zip(self._learners, orders, strict=True):
-            learner.advance(self._X, self._y, rows, part)
+    def _advance(self, part: Steps, orders: Tensor, rates: Tensor) -> None:
+        for learner, rows, rate in zip(self._learners, orders, rates, strict=True):
+            learner.advance(self._X, self._y, rows, part, rate)
 
 
 class RecordedEngine(Engine):
@@ -90,6 +96,8 @@ class RecordedEngine(Engine):
         record = record or CudaRecorder(X.device)
         longest = self._stretches[0].samples
         self._rows = torch.zeros(len(learners), longest, dtype=torch.int64, device=X.device)
+        self._rates = torch.stack([learner.optimizer.rate for learner in learners])
+        self._rates = self._rates[:, None].repeat(1, self.stretch)
         self._replays: dict[tuple[int, ...], Replay] = {}
         for part in self._stretches:
             if part.sizes not in self._replays:
@@ -98,10 +106,12 @@ class RecordedEngine(Engine):
 
     def _branch(self, i: int, part: Steps) -> Replay:
         learner, rows = self._learners[i], self._rows[i, : part.samples]
-        return lambda: learner.advance(self._X, self._y, rows, part)
+        rates = self._rates[i, : len(part.sizes)]
+        return lambda: learner.advance(self._X, self._y, rows, part, rates)
 
-    def _advance(self, part: Steps, orders: Tensor) -> None:
+    def _advance(self, part: Steps, orders: Tensor, rates: Tensor) -> None:
         self._rows[:, : part.samples].copy_(orders)
+        self._rates[:, : len(part.sizes)].copy_(rates)
         self._replays[part.sizes]()
 
 

@@ -4,6 +4,7 @@
 ``config.json``            the recipe, the network, the data: written first, never changed
 ``metrics.jsonl``          one line for each epoch
 ``weights/``               ``initial``, ``epoch-00010`` …, ``final``: safetensors with the config
+``moments/``               Adam's averages at the weights after training: JSON and safetensors
 ``state.safetensors``      where to go on; gone when the run is finished
 ``result.json``            the end: its presence says that the run is finished
 ========================== =====================================================================
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 
 from curvescope import io
 from curvescope.errors import CurvescopeError
+from curvescope.training.moments import Moments
 from curvescope.training.records import Epoch, Result, Training
 from curvescope.training.weights import load_weights, save_weights
 
@@ -70,14 +72,34 @@ class TrainingFolder:
         return epochs
 
     def weights(self, name: str) -> Path:
-        """The file of kept weights, ``initial`` or ``final``, if they are those of this run.
+        """The file of this run's weights, ``initial``, ``epoch-00010`` or ``final``.
 
         Raises:
             CurvescopeError: If it is missing, damaged, or of another run.
         """
         file = self.path / "weights" / f"{name}.safetensors"
-        _check_weights(file, self._owner, 0 if name == "initial" else self.config.recipe.epochs)
+        _check_weights(file, self._owner, self._epoch(name))
         return file
+
+    def moments(self, name: str) -> Moments:
+        """Adam's averages at the weights of this name, ``epoch-00010`` or ``final``.
+
+        Raises:
+            CurvescopeError: If they are missing, as those of a run by SGD, damaged, or of another
+                run.
+        """
+        file = self.path / "moments" / f"{name}.json"
+        moments = io.load(file, Moments, owner=self._owner, remedy="train with Adam")
+        if moments.epoch != self._epoch(name):
+            rule = "is of another epoch"
+            raise CurvescopeError(repr(str(file)), rule, remedy="train again")
+        return moments
+
+    def _epoch(self, name: str) -> int:
+        """The epoch after which weights of this name were kept."""
+        if name.startswith("epoch-") and name[6:].isdecimal():
+            return int(name[6:])
+        return 0 if name == "initial" else self.config.recipe.epochs
 
 
 class RunFolder:
@@ -135,18 +157,19 @@ class RunFolder:
 
     def _tidy(self) -> None:
         """Remove what a process has left that was killed at the very end."""
-        left = [*io.part_files(self.path), *io.part_files(self.path / "weights")]
+        places = (self.path, self.path / "weights", self.path / "moments")
+        left = [part for place in places for part in io.part_files(place)]
         if not left and not self._state.path.exists():
             return
         # a folder may be read without being ours to write
         with suppress(OSError, CurvescopeError), io.held(self.path):
             self._state.remove()
-            io.remove_parts(self.path, self.path / "weights")
+            io.remove_parts(*places)
 
     def begin(self, model: nn.Module) -> None:
         """Write the initial weights, unless they are there."""
         weights = io.make_folder(self.path / "weights")
-        io.remove_parts(weights)
+        io.remove_parts(weights, self.path / "moments")
         if not (weights / "initial.safetensors").exists():
             self.keep("initial", model, {"epoch": 0})
 
@@ -156,6 +179,11 @@ class RunFolder:
         about = {key: plain[key] for key in ("recipe", "data", "penalty")}
         file = self.path / "weights" / f"{name}.safetensors"
         save_weights(file, model, {**about, **notes, "run": self._owner})
+
+    def keep_moments(self, name: str, moments: Moments) -> None:
+        """Keep Adam's averages beside the weights of this name."""
+        folder = io.make_folder(self.path / "moments")
+        io.save(folder / f"{name}.json", moments, owner=self._owner)
 
     def log(self, epoch: Epoch) -> None:
         """Add an epoch's numbers to the log."""

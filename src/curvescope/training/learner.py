@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from curvescope.errors import CurvescopeError
 from curvescope.problem.losses import Loss
+from curvescope.training.moments import Moments
 from curvescope.training.objective import Penalty, outputs_and_penalty, right_answers
 from curvescope.training.optimizers import IterateAverage, Optimizer
 from curvescope.training.recipe import Recipe
@@ -57,6 +58,12 @@ class Learner:
         self.totals = torch.zeros(2, dtype=torch.float64, device=device)
         self._changing = [*self.parameters, *model.buffers()]
 
+    def moments(self, epoch: int) -> Moments | None:
+        """A copy of the optimizer's state after an epoch; None for SGD."""
+        if self.recipe.optimizer == "sgd":
+            return None
+        return Moments.of(epoch, self._names, self.optimizer.state)
+
     def tensors(self) -> dict[str, Tensor]:
         """Everything that training changes, by name: the tensors themselves, not copies."""
         lists: dict[str, Sequence[Tensor]] = {"parameter": self.parameters}
@@ -76,15 +83,17 @@ class Learner:
             **({} if self.average is None else {"averaged": self.average.count}),
         }
 
-    def advance(self, X: Tensor, y: Tensor, rows: Tensor, steps: Steps) -> None:
-        """Take the steps: the samples ``rows`` in turn.
+    def advance(self, X: Tensor, y: Tensor, rows: Tensor, steps: Steps, rates: Tensor) -> None:
+        """Take the steps: the samples ``rows`` in turn, each step at its learning rate.
 
         The sum of the losses and the number of right answers are added to ``totals``.
         """
         inputs, targets = X.index_select(0, rows), y.index_select(0, rows)
         outputs, losses = [], []
         sizes = list(steps.sizes)
-        for x, t in zip(inputs.split(sizes), targets.split(sizes), strict=True):
+        pieces = zip(inputs.split(sizes), targets.split(sizes), rates, strict=True)
+        for x, t, rate in pieces:
+            self.optimizer.rate.copy_(rate)
             output, penalty = outputs_and_penalty(self.model, self._penalty, x, t)
             loss = self.loss.mean(output, t)
             objective = loss if penalty is None else loss + penalty

@@ -90,7 +90,8 @@ def train(
     Args:
         model: The network; in evaluation mode afterwards. A part that is in evaluation mode while
             the model is in training mode (a frozen batch norm) stays so during the training.
-        data: A pair of tensors ``(X, y)`` or a data set.
+        data: A pair of tensors ``(X, y)`` or a data set; labels ``[N]``, or ``[N, T]`` at the
+            positions of each sample, of which the mean is taken.
         recipe: See :class:`Recipe`.
         test: Data to measure the model on after each epoch.
         folder: Where the run is kept; made if need be.
@@ -314,9 +315,9 @@ def _advance(
         started = time.perf_counter()
         _seed(plans[0].seed, data[0].device, penalty)
         orders = torch.stack([plan.order for plan in plans])
-        for run in runs:
-            run.learner.optimizer.rate.fill_(run.recipe.rate(epoch))
-        for step in engine.epoch(orders):
+        scheduled = [run.recipe.rates(epoch, engine.steps) for run in runs]
+        rates = torch.tensor(scheduled, dtype=torch.float64)
+        for step in engine.epoch(orders, rates):
             if tell is not None:
                 latest = tuple(run.history[-1] if run.history else None for run in runs)
                 tell(Progress((epoch - 1) * engine.steps + step, total, latest))

@@ -28,7 +28,11 @@ EVALUATION_BATCH = 1000
 
 @dataclass(frozen=True)
 class Fit:
-    """Mean loss and accuracy on a data set; NaN is the accuracy of a loss without right answers."""
+    """Mean loss and accuracy on a data set; NaN is the accuracy of a loss without right answers.
+
+    Where labels stand at several positions, as the next characters of a text do, both are means
+    over all positions of all samples.
+    """
 
     loss: AnyFloat
     accuracy: AnyFloat
@@ -38,6 +42,11 @@ class Fit:
         """From ``[sum of losses, right answers]``."""
         summed, right = totals.tolist() if isinstance(totals, Tensor) else totals
         return cls(summed / samples, right / samples)
+
+    @property
+    def error(self) -> float:
+        """The share of wrong answers."""
+        return 1.0 - self.accuracy
 
 
 def outputs_and_penalty(
@@ -54,9 +63,17 @@ def outputs_and_penalty(
 
 
 def right_answers(loss: Loss, output: Tensor, target: Tensor) -> Tensor | float:
-    """How many predictions of a batch are right, as a tensor on the device; NaN if none can be."""
+    """How many predictions of a batch are right, as a tensor on the device; NaN if none can be.
+
+    Counted in samples: of those with ``T`` positions each right answer is ``1/T``.
+    """
     right = loss.right(output, target)
-    return nan if right is None else right
+    return nan if right is None else right.double() / positions(target)
+
+
+def positions(target: Tensor) -> int:
+    """At how many positions each sample has a label."""
+    return target[0].numel()
 
 
 def labeled(loss: Loss) -> bool:
@@ -104,9 +121,9 @@ def as_tensors(
 
 
 def _check_labels(where: str, X: Tensor, y: Tensor) -> None:
-    if X.ndim < 2 or y.ndim != 1 or len(X) != len(y) or len(X) == 0:
+    if X.ndim < 2 or y.ndim < 1 or len(X) != len(y) or y.numel() == 0:
         given = f"inputs {list(X.shape)} and labels {list(y.shape)}"
-        rule = "needs inputs [N, …] and labels [N] with N ≥ 1"
+        rule = "needs inputs [N, …] and labels [N], or [N, T] at several positions, with N ≥ 1"
         raise CurvescopeError(where, rule, given=given)
     if y.is_floating_point() or y.dtype == torch.bool:
         raise CurvescopeError(
@@ -132,15 +149,16 @@ def check_fit(where: str, model: nn.Module, loss: Loss, X: Tensor, y: Tensor) ->
         reason = str(error).splitlines()[0]
         rule = f"the model does not take inputs of shape {list(X.shape[1:])} ({reason})"
         raise CurvescopeError(where, rule) from None
-    if not isinstance(output, Tensor) or (labeled(loss) and output.ndim != 2):
+    if not isinstance(output, Tensor) or (labeled(loss) and output.ndim != y.ndim + 1):
         given = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        rule = "the model must give one row of outputs for each input"
+        each = "input" if y.ndim == 1 or not labeled(loss) else "label"
+        rule = f"the model must give one row of outputs for each {each}"
         raise CurvescopeError(where, rule, given=given)
     if not labeled(loss):
         loss.check_target(y)
         loss.at(output, y[:2])
         return
-    outputs = output.shape[1]
+    outputs = output.shape[1] if y.ndim == 1 else loss.outputs(output, y[:1])
     classes = loss.classes(outputs)
     if classes is None:
         rule = f"`loss={loss.name!r}` needs one output, the model has {outputs}"
@@ -155,7 +173,8 @@ def check_fit(where: str, model: nn.Module, loss: Loss, X: Tensor, y: Tensor) ->
 def totals(model: nn.Module, X: Tensor, y: Tensor, loss: Loss) -> Tensor:
     """``[sum of losses, right answers]`` on the device, without waiting for it."""
     result = torch.zeros(2, dtype=torch.float64, device=X.device)
-    for inputs, targets in zip(X.split(EVALUATION_BATCH), y.split(EVALUATION_BATCH), strict=True):
+    size = max(EVALUATION_BATCH // positions(y), 32)
+    for inputs, targets in zip(X.split(size), y.split(size), strict=True):
         output = model(inputs)
         result[0] += loss.mean(output, targets).double() * len(targets)
         result[1] += right_answers(loss, output, targets)

@@ -26,6 +26,8 @@ from torch.optim.sgd import sgd
 
 from curvescope.training.recipe import Recipe
 
+BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8  # of Adam
+
 
 class Optimizer:
     """One step of all parameters at a time, with the moments in ``state``: a tensor for each.
@@ -68,7 +70,7 @@ class Optimizer:
             sgd(self._parameters, laid_out, momenta, **settings)
         else:
             mean, square, steps = self.state["mean"], self.state["square"], self.state["steps"]
-            settings |= {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "amsgrad": False}
+            settings |= {"beta1": BETA_1, "beta2": BETA_2, "eps": EPSILON, "amsgrad": False}
             settings["decoupled_weight_decay"] = self._recipe.optimizer != "adam"
             adam(self._parameters, laid_out, mean, square, [], steps, **settings)
 

@@ -30,7 +30,7 @@ class DataNote:
 class Training:
     """``config.json``: all that decides the outcome of a run."""
 
-    FORMAT: ClassVar[int] = 3
+    FORMAT: ClassVar[int] = 4
 
     network: NetworkSpec | None
     architecture: dict[str, tuple[int, ...]]

@@ -110,8 +110,7 @@ class Run:
         )
         if self.folder is not None:
             if self.diverged is None:
-                averaged = self.learner.average is not None
-                self.folder.keep("final", self.model, {"epoch": self.epoch, "averaged": averaged})
+                self._keep("final", {"averaged": self.learner.average is not None})
             self.folder.finish(Result(fits[0], fits[1], self.diverged))
         return trained
 
@@ -146,10 +145,17 @@ class Run:
         if self.folder is not None:
             self.folder.log(done)
             if self.epoch in self.recipe.checkpoints:
-                self.folder.keep(f"epoch-{self.epoch:05d}", self.model, {"epoch": self.epoch})
+                self._keep(f"epoch-{self.epoch:05d}", {})
             self._snapshot = self._state(plan.generator)
             if self.folder.due():
                 self.folder.save(self._snapshot)
+
+    def _keep(self, name: str, notes: dict[str, Any]) -> None:
+        """Keep the weights, and before them Adam's averages there."""
+        assert self.folder is not None, "asked by the callers"
+        if (moments := self.learner.moments(self.epoch)) is not None:
+            self.folder.keep_moments(name, moments)
+        self.folder.keep(name, self.model, {"epoch": self.epoch, **notes})
 
     def save(self) -> None:
         """Save the state after the last complete epoch."""
