@@ -120,6 +120,37 @@ def test_the_defaults_train_well(capsys, network: str, least: float) -> None:
     assert shown["test"]["accuracy"] > 0.85
 
 
+def test_a_gpt_learns_python_s_documentation(capsys) -> None:
+    """Better than the frequencies of single characters, of which a space is the most common."""
+    assert run(["train", "GPT-1x32", "--data", "python-topics-T32", "--epochs", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "of all characters: the loss is the mean −log p of the next one" in shown
+    folder = Path("runs/GPT-1x32-python-topics-T32-seed0")
+    assert run(["train", "GPT-1x32", "--data", "python-topics-T32", "--epochs", "1", "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    recipe = summary["recipe"]
+    assert (recipe["optimizer"], recipe["schedule"], recipe["warmup"]) == ("adamw", "cosine", 0.1)
+    data = dataset("python-topics-T32", split="test")
+    common = data.y.unique(return_counts=True)[1].max().item() / data.y.numel()
+    assert summary["test"]["accuracy"] > common + 0.1
+    assert load_network(folder).spec.name == "GPT-1x32"
+
+
+@pytest.mark.parametrize(
+    ("options", "chosen"),
+    [
+        ([], {"lr": 0.002, "batch_size": 16, "weight_decay": 0.1, "checkpoints": [1]}),
+        (["--optimizer", "sgd"], {"lr": 0.05, "momentum": 0.9, "schedule": "cosine"}),
+        (["--checkpoints", "", "--warmup", "0"], {"checkpoints": [], "warmup": 0.0}),
+    ],
+)
+def test_what_is_left_open_for_a_gpt(capsys, options: list[str], chosen: dict) -> None:
+    command = ["train", "GPT-1x32", "--data", "python-topics-T2000", "--epochs", "2", "--json"]
+    assert run([*command, *options]) == 0
+    recipe = json.loads(capsys.readouterr().out)["recipe"]
+    assert {key: recipe[key] for key in chosen} == chosen
+
+
 def test_a_vgg_without_batch_norm_is_initialized_so_that_it_learns(capsys) -> None:
     short = ["--data", "mnist-6k", "--per-class", "1", "--epochs", "1", "--json"]
     found = {}

@@ -11,14 +11,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from curvescope.data import dataset
 from curvescope.errors import Inapplicable, MemoryLimitError
 from curvescope.experiments.analyze import analyze
 from curvescope.experiments.configuration import Settings
 from curvescope.experiments.stages import class_layers, class_structure
 from curvescope.experiments.stages import layers as layer_stage
 from curvescope.experiments.stages.class_structure import ClassFindings
+from curvescope.experiments.stages.overview import Overview
 from curvescope.experiments.stages.plan import stage_name
 from curvescope.experiments.store import Finding, RunDirectory
+from curvescope.networks import network
 from curvescope.operators.gram import GramForm
 from curvescope.problem import Problem
 from curvescope.record import memory
@@ -84,6 +87,20 @@ def test_what_does_not_apply_is_left_out_with_its_reason(tmp_path: Path) -> None
     assert (finding.subject, finding.value) == ("again", None)
     assert "used more than once" in finding.left_out
     assert run.result("layer-last", Finding[LayerComparison]).value is not None
+
+
+def test_text_has_no_class_structure(tmp_path: Path) -> None:
+    data = dataset("python-topics-T16")
+    text = Problem(network("GPT-1x32", 16, data.classes), (data.X[:6], data.y[:6]))
+    run = analyze(text, tmp_path, seed=0, layers=["q1"], settings=SMALL)
+    assert run.complete
+    for stage in ("classes", "classes-q1"):
+        left_out = run.stage(stage, Any).result["left_out"]
+        assert left_out == (
+            "class structure: the class structure is that of samples with one label each, "
+            "got labels at 16 positions of a sample"
+        )
+    assert run.result("overview", Overview).fits["train"].samples == 96
 
 
 def test_a_loss_without_class_structure_is_left_out(tmp_path: Path) -> None:

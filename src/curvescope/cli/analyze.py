@@ -74,9 +74,9 @@ def analyze(
         int | None, typer.Option(min=1, metavar="N", help="Take so many random training samples.")
     ] = None,
     batch_size: Annotated[
-        int,
-        typer.Option(min=1, metavar="N", help="Samples at a time."),
-    ] = 500,
+        int | None,
+        typer.Option(min=1, metavar="N", help="Samples at a time; 500, fewer of text."),
+    ] = None,
     steps: Annotated[
         int, typer.Option(min=4, metavar="N", help="Lanczos steps of each density.")
     ] = 100,
@@ -203,14 +203,14 @@ def _problems(
     loss: str | None,
     device: str,
     samples: int | None,
-    batch_size: int,
+    batch_size: int | None,
     seed: int,
 ) -> tuple[Problem, Problem | None]:
     import torch
 
     from curvescope._state import evaluated
     from curvescope.cli.inputs import choose_device
-    from curvescope.experiments.load import choose_samples, load_loss
+    from curvescope.experiments.load import choose_samples, load_loss, usual_batch_size
     from curvescope.experiments.stages.context import derived
     from curvescope.problem import Problem
 
@@ -226,7 +226,8 @@ def _problems(
 
     def problem(data: Any) -> Problem:
         in_memory = isinstance(getattr(data, "tensors", data), tuple)
-        return Problem(model, data, chosen, batch_size=batch_size if in_memory else None)
+        size = (batch_size or usual_batch_size(data)) if in_memory else None
+        return Problem(model, data, chosen, batch_size=size)
 
     return problem(train), None if test is None else problem(test)
 

@@ -22,7 +22,7 @@ class Settings:
         probes: Random vectors of each density: the uncertainty band is their spread.
         trace_probes: Products for each trace and Frobenius norm.
         outliers: Eigenpairs of largest magnitude that are taken out exactly before a density; the
-            default is the number of the network's outputs plus four.
+            default is the number of the network's outputs plus four, at most 128.
         tolerance: The residual of an eigenpair, relative to the norm of its matrix.
         exact_rows: The most rows of a matrix, or of its Gram form, for all eigenvalues.
         class_rows: The same for the twelve or so matrices of the class structure.

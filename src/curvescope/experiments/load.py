@@ -31,6 +31,7 @@ from curvescope.training.weights import load_weights
 
 T = TypeVar("T")
 _SOURCE = "__curvescope_source__"  # of a module from a file: executed again if it has changed
+_SAMPLES, _POSITIONS = 500, 4096  # in a batch
 _FOREIGN_WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
 
 
@@ -183,6 +184,20 @@ def choose_samples(data: Any, samples: int, generator: torch.Generator) -> tuple
         return X, y
     chosen = torch.randperm(len(y), generator=generator)[:samples].sort().values
     return X[chosen.to(X.device)], y[chosen.to(y.device)]
+
+
+def usual_batch_size(data: Any) -> int:
+    """500 samples at a time; of text, where labels stand at many positions, 4,096 positions.
+
+    >>> usual_batch_size((torch.eye(3), torch.arange(3)))
+    500
+    >>> usual_batch_size((torch.eye(128).long(), torch.eye(128).long()))
+    32
+    """
+    _, y = getattr(data, "tensors", data)
+    if not isinstance(y, Tensor) or y.is_floating_point() or not y.numel():
+        return _SAMPLES
+    return max(1, min(_SAMPLES, _POSITIONS // y[0].numel()))
 
 
 def choose_device(name: str) -> torch.device:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from curvescope._checks import AnyFloat
 from curvescope.errors import Inapplicable
+from curvescope.experiments.stages.class_structure import need_one_label
 from curvescope.experiments.stages.context import Context
 from curvescope.experiments.store import Finding, Outcome
 from curvescope.spectra.exact import ExactSpectrum
@@ -63,6 +64,7 @@ def compute(context: Context, layer: str) -> Outcome[Finding[ClassLayerFindings]
     """Measure the layer; where the method does not apply, the finding has the reason instead."""
     problem, settings = context.problem, context.settings
     try:
+        need_one_label(problem)
         statistics = layer_statistics(problem, layers=[layer])[layer]
         approximation = layer_approximations(
             problem,

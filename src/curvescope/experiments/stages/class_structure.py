@@ -16,6 +16,7 @@ from curvescope.experiments.checks import Check
 from curvescope.experiments.stages.context import Context
 from curvescope.experiments.store import Finding, Outcome
 from curvescope.operators.gram import GramForm
+from curvescope.problem import Problem
 from curvescope.record.extended import class_directions
 from curvescope.spectra.exact import ExactSpectrum
 from curvescope.structure.knockouts import class_dual
@@ -43,6 +44,7 @@ class ClassFindings:
 def compute(context: Context) -> Outcome[Finding[ClassFindings]]:
     """Attribute the outliers of G; without a class structure, the finding has the reason."""
     try:
+        need_one_label(context.problem)
         findings = _findings(context)
     except Inapplicable as error:
         return Outcome(Finding("", None, str(error)))
@@ -50,6 +52,20 @@ def compute(context: Context) -> Outcome[Finding[ClassFindings]]:
     if len(findings.whole):
         checks.append(_sum(findings))
     return Outcome(Finding("", findings), tuple(checks))
+
+
+def need_one_label(problem: Problem) -> None:
+    """Leave text out: its labels stand at several positions of a sample.
+
+    Raises:
+        Inapplicable: If they do. A vocabulary has as many classes as characters or words, and their
+            pairs are too many to be looked at one by one.
+    """
+    target = next(iter(problem.data)).target
+    if isinstance(target, Tensor) and target.numel() > len(target):
+        rule = "the class structure is that of samples with one label each"
+        given = f"labels at {target[0].numel()} positions of a sample"
+        raise Inapplicable("class structure", rule, given=given)
 
 
 def _findings(context: Context) -> ClassFindings:

@@ -32,6 +32,8 @@ from curvescope.spectra.rank import rank_degeneracy
 from curvescope.spectra.traces import frobenius, trace
 
 MATRICES = ("H", "G", "E")
+_MOST = 128
+"""Outliers, however large a vocabulary is."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def compute(context: Context, name: str) -> Outcome[Spectrum]:
     Cost: ``steps · probes + 2 · trace_probes`` products and those of the outliers.
     """
     A, settings = matrix(context, name), context.settings
-    count = settings.outliers or context.outputs + 4
+    count = settings.outliers or min(context.outputs + 4, _MOST)
     pairs = eigenpairs(
         A,
         min(count, max(1, A.shape[0] // 4)),
