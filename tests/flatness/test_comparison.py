@@ -64,13 +64,15 @@ def moved(report: SharpnessReport, loss: float) -> SharpnessReport:
 def test_the_verdict_is_the_sign_of_the_correlations() -> None:
     runs = reports([3.0, 6.0, 12.0])  # ever flatter
     said = compare_reports(runs).verdict("test loss")
-    assert said.startswith("flatter runs have the lower test loss, other than FF find")
+    assert said.startswith(
+        "flatter runs have the lower test loss, other than Granziol (2020) finds"
+    )
     assert "(Kendall's τ: λ_max(H) +1, tr H +1, ‖H‖_F +1; 3 runs, chance 0.33)" in said
     false_friend = {
         name: moved(r, loss) for (name, r), loss in zip(runs.items(), (1.0, 2.0, 3.0), strict=True)
     }
     said = compare_reports(false_friend).verdict("test loss")
-    assert said.startswith("sharper runs have the lower test loss, as FF find")
+    assert said.startswith("sharper runs have the lower test loss, as Granziol (2020) finds")
     undecided = {
         name: moved(r, loss) for (name, r), loss in zip(runs.items(), (1.0, 3.0, 2.0), strict=True)
     }

@@ -124,7 +124,7 @@ class Eigenbases:
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._known: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
+        self._decompositions: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
 
     def __call__(
         self, factors: Sequence[tuple[Tensor, Tensor] | None], *, like: Tensor
@@ -151,32 +151,32 @@ class Eigenbases:
     def tensors(self) -> dict[str, Tensor]:
         """What the next call builds on, by names."""
         return {
-            f"known.{block}.{side}.{part}": tensor
-            for (block, side), known in self._known.items()
-            for part, tensor in enumerate(known)
+            f"decomposition.{block}.{side}.{part}": tensor
+            for (block, side), tensors in self._decompositions.items()
+            for part, tensor in enumerate(tensors)
         }
 
     def load(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
         """Go on from what :meth:`tensors` gave; other names are not looked at."""
-        found: dict[tuple[int, int], dict[int, Tensor]] = {}
+        places: dict[tuple[int, int], dict[int, Tensor]] = {}
         for name, tensor in tensors.items():
-            if name.startswith("known."):
+            if name.startswith("decomposition."):
                 block, side, part = (int(number) for number in name.split(".")[1:])
-                found.setdefault((block, side), {})[part] = tensor.to(device)
-        self._known = {place: (known[0], known[1], known[2]) for place, known in found.items()}
+                places.setdefault((block, side), {})[part] = tensor.to(device)
+        self._decompositions = {place: (t[0], t[1], t[2]) for place, t in places.items()}
 
     def _descending(self, block: int, side: int, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        known = self._known.get((block, side))
-        if known is None or not torch.equal(known[0], matrix):
+        last = self._decompositions.get((block, side))
+        if last is None or not torch.equal(last[0], matrix):
             values, vectors = torch.linalg.eigh(matrix.double())
             values, vectors = values.flip(0).clamp_min(0), vectors.flip(1)
             rank = int((values > _NULL * values[0]).sum())
             if rank < len(values):
                 top = vectors[:, :rank]
-                vectors = _completed(top, _free_axes(top) if known is None else known[2][:, rank:])
-            known = matrix, values, vectors
-            self._known[block, side] = known
-        return known[1], known[2]
+                vectors = _completed(top, _free_axes(top) if last is None else last[2][:, rank:])
+            last = matrix, values, vectors
+            self._decompositions[block, side] = last
+        return last[1], last[2]
 
 
 def _free_axes(vectors: Tensor) -> Tensor:

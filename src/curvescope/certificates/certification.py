@@ -181,6 +181,6 @@ def _prior_terms(
         points = (posterior.best_common_prior(variances[0], method.grid),)
         layers = [names]
     return tuple(
-        PriorTerm(own, point.j, point.variance, point.kl, point.penalty)
-        for own, point in zip(layers, points, strict=True)
+        PriorTerm(blocks, point.j, point.variance, point.kl, point.penalty)
+        for blocks, point in zip(layers, points, strict=True)
     )

@@ -73,8 +73,7 @@ def unusual(c: Certificate) -> list[str]:
         usual = posterior_method(c.method.name)
     except CurvescopeError:
         return [f"method: {c.method.name!r} is none of the library's, nor are grid and inequality"]
-    own = (c.grid, c.form, c.method.layer_priors)
-    if own == (usual.grid, usual.form, usual.layer_priors):
+    if (c.grid, c.form, c.method.layer_priors) == (usual.grid, usual.form, usual.layer_priors):
         return []
     return [
         f"grid, inequality and groups: {c.grid}, {c.form!r} and layer_priors="

@@ -117,8 +117,7 @@ class CurvatureBases:
         if not chained:
             raise ModelError(
                 "certify(method='iter.m')",
-                "the closed form of the output Hessian (DH eq. 56) needs a chain of trainable "
-                "linear layers",
+                "the closed form of the output Hessian needs a chain of trainable linear layers",
                 remedy="use `method='iter'`",
             )
 

@@ -147,8 +147,8 @@ class StochasticNetwork:
             rotated: In which basis ``mean`` is given.
         """
         means, sigmas = self.layout.split(mean), self.layout.split(deviation)
-        shared, own = noise[: self._shared_size], noise[self._shared_size :]
-        pieces = own.split([len(x) * width for width in self._widths])
+        shared, local = noise[: self._shared_size], noise[self._shared_size :]
+        pieces = local.split([len(x) * width for width in self._widths])
         for (i, layer), piece in zip(self._local.items(), pieces, strict=True):
             layer.mean, layer.variance = means[i], sigmas[i].square()
             layer.pair, layer.rotated = bases.pairs[i], rotated

@@ -65,13 +65,13 @@ def prepare(
         CurvescopeError: See :func:`curvescope.certificates.certification.certify`.
     """
     layout = Layout.of(model)
-    own = model.state_dict()
+    state = model.state_dict()
     initial, metadata = read_state(initial_state)
-    trained = layout.flatten(own)
+    trained = layout.flatten(state)
     prior_mean = layout.flatten(initial).to(data[0].device, trained.dtype)
     _refuse_infinite("model", trained)
     _refuse_infinite("initial_state", prior_mean)
-    _refuse_fitted_constants(layout, own, initial)
+    _refuse_fitted_constants(layout, state, initial)
     _refuse_trained_prior(metadata, declared or prior_data is not None)
     prior_samples = 0
     if prior_data is not None:
@@ -100,10 +100,10 @@ def _refuse_infinite(name: str, flat: Tensor) -> None:
         raise CurvescopeError(f"certify({name})", rule, remedy="give those of a good run")
 
 
-def _refuse_overlap(other: Tensor, own: Tensor) -> None:
-    common = overlap(other, own)
+def _refuse_overlap(other: Tensor, examples: Tensor) -> None:
+    common = overlap(other, examples)
     if common:
-        rule = f"{common} of the {len(own)} examples were used to choose the prior"
+        rule = f"{common} of the {len(examples)} examples were used to choose the prior"
         remedy = "certify on the others, or give the untrained weights and `prior_split`"
         raise CurvescopeError("certify(prior_data)", rule, remedy=remedy)
 
@@ -134,11 +134,11 @@ def _refuse_trained_prior(metadata: Mapping[str, str], declared: bool) -> None:
 
 
 def _refuse_fitted_constants(
-    layout: Layout, own: Mapping[str, Tensor], initial: Mapping[str, Tensor]
+    layout: Layout, state: Mapping[str, Tensor], initial: Mapping[str, Tensor]
 ) -> None:
     """Everything outside the posterior must be as it was before the data were seen."""
     variables = {name for block in layout.blocks for name in (block.weight, block.bias)}
-    for name, value in own.items():
+    for name, value in state.items():
         if name in variables or name.endswith("num_batches_tracked"):
             continue
         if name not in initial or not torch.equal(initial[name].to(value), value):

@@ -125,8 +125,8 @@ def verify(
             unchecked.append("draws: their examples depend on the split of the prior")
             return Verification(tuple(checks), tuple(unchecked), trusted(certificate))
     else:
-        found, task = _prior(certificate, posterior, model, initial_state, examples, prior_data)
-        checks += found
+        of_prior, task = _prior(certificate, posterior, model, initial_state, examples, prior_data)
+        checks += of_prior
         if task is None:
             return Verification(tuple(checks), tuple(unchecked), trusted(certificate))
         examples = task.examples

@@ -58,7 +58,10 @@ def certify(
     data_seed: DataSeed = None,
     method: Annotated[
         str,
-        typer.Option(metavar="NAME", help="local, or DH's base, appr, iter, 'iter(d)', iter.m."),
+        typer.Option(
+            metavar="NAME",
+            help="local, or base, appr, iter, 'iter(d)' or iter.m of the paper Dissecting Hessian.",
+        ),
     ] = "local",
     epochs: Annotated[
         int | None,

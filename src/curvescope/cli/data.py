@@ -76,7 +76,7 @@ def list_sets(
         console.print(_table(entries))
         if any(entry.location is None and entry.megabytes is not None for entry in entries):
             console.print("What is missing is downloaded by: curvescope data fetch NAME")
-        console.print(f"Gaussian mixtures (TR §8) have names like {FORM}.")
+        console.print(f"Gaussian mixtures have names like {FORM}.")
         console.print("python-topics-T64 has 64 characters in a sample instead of 128.")
         console.print("After a name: -2 for 0–4 against 5–9, -R for random labels (mnist-2-R).")
 

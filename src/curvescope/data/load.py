@@ -1,6 +1,7 @@
 """``dataset``: a data set by its name, as tensors.
 
 References:
+    DH: Wu, Zhu, Wu, Wang and Ge (2020), *Dissecting Hessian*.
     TR: Papyan (2020), *Traces of Class/Cross-Class Structure Pervade Deep Learning Spectra*.
 """
 

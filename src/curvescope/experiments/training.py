@@ -1,6 +1,7 @@
 """Training by names: a network, a data set and a recipe into a folder.
 
 References:
+    DH: Wu, Zhu, Wu, Wang and Ge (2020), *Dissecting Hessian*.
     PP: *A Practical PAC-Bayes Generalisation Bound for Deep Learning* (2020).
 """
 

@@ -1,4 +1,4 @@
-"""Sharpness and generalization: measures, PP's metric, a trace penalty, reparametrizations."""
+"""Sharpness and generalization: measures, a PAC-Bayes metric, a trace penalty, rescaling."""
 
 from curvescope.flatness.comparison import Comparison, RankCorrelation, compare_reports
 from curvescope.flatness.deep_linear import DeepLinear

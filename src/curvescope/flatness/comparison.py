@@ -117,9 +117,10 @@ class Comparison:
         luck = min(c.chance for c in chosen)
         basis = f"(Kendall's τ: {taus}; {self.modes.count(mode)} runs, chance {luck:.2g})"
         if luck <= _COIN and signs == {-1}:
-            return f"sharper runs have the lower {generalization}, as FF find {basis}"
+            return f"sharper runs have the lower {generalization}, as Granziol (2020) finds {basis}"
         if luck <= _COIN and signs == {1}:
-            return f"flatter runs have the lower {generalization}, other than FF find {basis}"
+            other = f"the lower {generalization}, other than Granziol (2020) finds"
+            return f"flatter runs have {other} {basis}"
         return f"sharpness does not tell which runs have the lower {generalization} {basis}"
 
     def finding(self, generalization: str = "test error", *, mode: str = "eval") -> str:

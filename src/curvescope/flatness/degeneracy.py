@@ -104,7 +104,7 @@ def rank_history(
 def _bound(where: str, problem: Problem, count: str) -> int:
     batch = next(problem.batches())
     if not isinstance(batch.inputs, Tensor):
-        raise CurvescopeError(where, "FF's bound needs a model of one input tensor")
+        raise CurvescopeError(where, "the bound of the rank needs a model of one input tensor")
     with problem.evaluation():
         classes = problem.output(problem.variables(), batch).shape[-1]
     return rank_bound(problem.model, tuple(batch.inputs.shape[1:]), classes, count=count)

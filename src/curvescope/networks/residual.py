@@ -5,6 +5,7 @@ Layers are named in the order in which the data meets them: ``conv1 …`` on the
 
 References:
     DH: Wu, Zhu, Wu, Wang and Ge (2020), *Dissecting Hessian*.
+    TR: Papyan (2020), *Traces of Class/Cross-Class Structure Pervade Deep Learning Spectra*.
     FF: Granziol (2020), *Flatness is a False Friend*.
     PP: *A Practical PAC-Bayes Generalisation Bound for Deep Learning* (2020).
 """

@@ -168,8 +168,8 @@ def _add_batch(
 ) -> None:
     x = torch.cat([record.rows(name)[:, 0] for name in names], 1).double()  # [B, Σn]
     for label, (index, samples, weight) in members.items():
-        own = x if index is None else x[index]
-        moments[label].inputs.addmm_(own.T, own)
+        rows = x if index is None else x[index]
+        moments[label].inputs.addmm_(rows.T, rows)
         moments[label].samples += samples
         moments[label].weight += weight
     last = directions.shape[1] - 1
@@ -178,8 +178,8 @@ def _add_batch(
             pulled = pull_back(directions[:, k], k == last)
             e = torch.cat([record.errors(name, pulled[name])[:, 0] for name in names], 1).double()
             for label, (index, _, _) in members.items():
-                own = e if index is None else e[index]
-                moments[label].errors.addmm_(own.T, own)
+                rows = e if index is None else e[index]
+                moments[label].errors.addmm_(rows.T, rows)
 
 
 @dataclass(frozen=True)
@@ -226,8 +226,8 @@ def mean_cosines(problem: Problem, *, layers: str | Iterable[str] | None = None)
             "cross": moment.error_means,
         }
         for part, means in (("classes", structure.class_means), ("cross", structure.means)):
-            own = means[..., space.slice(weight)].double()
-            g = as_matrix(own, kind.matrix_shape[0], transposed=kind.transposed)
+            g = means[..., space.slice(weight)].double()
+            g = as_matrix(g, kind.matrix_shape[0], transposed=kind.transposed)
             delta = errors[part]
             x = h if part == "classes" else h[:, None].expand(C, C, -1)
             inner[part] += torch.einsum("...mn,...m,...n->...", g, delta, x)

@@ -1,6 +1,7 @@
 """How a network is trained: a frozen description that is saved with the weights.
 
 References:
+    DH: Wu, Zhu, Wu, Wang and Ge (2020), *Dissecting Hessian*.
     TR: Papyan (2020), *Traces of Class/Cross-Class Structure Pervade Deep Learning Spectra*.
     FF: Granziol (2020), *Flatness is a False Friend*.
     GPT-3: Brown et al. (2020), *Language Models are Few-Shot Learners*.

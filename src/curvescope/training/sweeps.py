@@ -176,6 +176,6 @@ def sweep(
 @torch.no_grad()
 def _take_over(model: nn.Module, best: nn.Module) -> None:
     """Parameters and buffers of another copy of the same model."""
-    theirs = best.state_dict()
-    for name, own in model.state_dict().items():
-        own.copy_(theirs[name])
+    state = best.state_dict()
+    for name, value in model.state_dict().items():
+        value.copy_(state[name])
