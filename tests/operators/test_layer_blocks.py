@@ -134,20 +134,20 @@ def test_against_the_masked_product_of_the_whole_network() -> None:
         assert_relative(H.block(layer) @ V, (H @ masked)[indices], rtol=1e-12, what=layer)
 
 
-WIDE = {"features": 16}  # enough inputs for K = T (C − 1) directions to pay
+WIDE = {"features": 16}
 LOSSES: dict[str, tuple[Any, Any, Any, Any, set[str]]] = {
     "mse": (relu_mlp, values(4), "mse", MeanSquare(), {"0", "4"}),
     "logistic": (lambda: relu_mlp(1), signs((1,)), "binary_logistic", BinaryLogistic(), {"0", "4"}),
     "label-smoothing": (relu_mlp, classes(4), _smoothed, CrossEntropy(smoothing=0.2), {"0", "4"}),
     "positions": (
-        lambda: relu_mlp(4, 16), positions(**WIDE), "cross_entropy", CrossEntropy(), {"0"},
+        lambda: relu_mlp(4, 16), positions(**WIDE), "cross_entropy", CrossEntropy(), {"0", "4"},
     ),
     "ignored": (
         lambda: relu_mlp(4, 16),
         positions(**WIDE, ignored=True, empty_batch=True),
         "cross_entropy",
         CrossEntropy(),
-        {"0"},
+        {"0", "4"},
     ),
 }  # fmt: skip
 

@@ -222,8 +222,8 @@ BATCH_NORM = lambda **settings: nn.Sequential(  # noqa: E731
             "0",
             "'0' must be Conv1d.*Linear.*, got Doubled with",
         ),
-        (lambda: BATCH_NORM(), "1", "'1' must be Conv1d.*Linear.*, got BatchNorm1d"),
-        (lambda: BATCH_NORM(), "fc9", "'fc9' is not in the model; .* layers are 0, 3"),
+        (lambda: BATCH_NORM(), "2", "'2' must be Conv1d.*Linear.*, got Tanh"),
+        (lambda: BATCH_NORM(), "fc9", "'fc9' is not in the model; .* layers are 0, 1, 3"),
     ],
 )
 def test_refusals(make: Callable[[], nn.Module], layer: str | None, message: str) -> None:

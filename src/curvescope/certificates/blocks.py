@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from curvescope._checks import positive_int
 from curvescope.errors import CurvescopeError
-from curvescope.layers import kind_of
+from curvescope.layers import matrix_kind
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Layout:
         for path, module in model.named_modules():
             prefix = f"{path}." if path else ""
             names = [f"{prefix}weight", f"{prefix}bias"]
-            layer = kind_of(module)
+            layer = matrix_kind(module)
             if layer is None or layer.groups > 1 or names[0] not in trainable:
                 continue
             if any(users.get(id(trainable.get(name)), 1) > 1 for name in names):

@@ -21,7 +21,7 @@ from curvescope._state import copied, evaluated
 from curvescope.certificates.bases import Bases, Pair
 from curvescope.certificates.blocks import Block, Layout
 from curvescope.errors import ModelError
-from curvescope.layers import LayerKind, kind_of, watched_calls
+from curvescope.layers import LayerKind, matrix_kind, watched_calls
 from curvescope.problem.calling import call_with
 from curvescope.problem.independence import apart
 
@@ -198,7 +198,7 @@ class StochasticNetwork:
             final = self._copy(example)
         for i, block in enumerate(self.layout.blocks):
             path = block.weight.rpartition(".")[0]
-            kind = kind_of(modules[path]) if block.layer else None
+            kind = matrix_kind(modules[path]) if block.layer else None
             if kind is None or not _on_vectors(kind, calls[path], len(example)):
                 continue
             constant = kind.module.bias if block.bias is None else None

@@ -23,12 +23,13 @@ from curvescope.engine.matrix import Matrix
 from curvescope.engine.squeeze import Part
 from curvescope.errors import CurvescopeError
 from curvescope.problem.batches import Batch
+from curvescope.problem.losses import LossAt
 from curvescope.record import memory
-from curvescope.record.capture import Capture, capture
+from curvescope.record.capture import Capture, capture, samples_given
 from curvescope.record.outputs import OutputMatrix
 from curvescope.record.piecewise import PiecewiseLinear
-from curvescope.record.roots import root
-from curvescope.record.samples import check_samples, first_samples, samples_given
+from curvescope.record.roots import directions_of, root
+from curvescope.record.samples import check_samples, first_samples, terms_apart
 from curvescope.record.selection import UnsupportedLayer
 
 Pieces = tuple[list[Factors], float]  # of all batches, and the weight of all terms of the loss
@@ -92,11 +93,13 @@ class ClosedForm:
             few = first_samples(batch)
             try:
                 check_samples(problem, batch, [layer])
+                by_term = bool(terms_apart(problem, batch, [layer]))
                 record = capture(problem, few, [layer])
                 loss = problem.loss_at(record.output, few)
-                directions = root(output, loss, record.output, few.index)
+                each = 1 if by_term else _terms(loss, record)
+                directions = each * directions_of(output, loss)
                 self._samples[layer] = record.samples
-                self._sizes[key] = Sizes.of(record, layer, directions)
+                self._sizes[key] = Sizes.of(record, layer, directions, by_term=by_term)
             except UnsupportedLayer:
                 self._sizes[key] = None
         return self._sizes[key]
@@ -202,8 +205,12 @@ class ClosedForm:
                 rule = f"the network behind layer {layer!r} is not piecewise linear"
                 raise UnsupportedLayer("layers", rule)
         loss = problem.loss_at(record.output, batch)
-        directions = root(output, loss, record.output, batch.index)
-        return factors_of(record, layer, directions), loss.weight
+        by_term = (
+            bool(terms_apart(problem, batch, [layer]))
+            and _terms(loss, record) == record.positions[layer]
+        )
+        directions = root(output, loss, record.output, batch.index, by_term=by_term)
+        return factors_of(record, layer, directions, by_term=by_term), loss.weight
 
     def trial(
         self, matrix: Matrix, few: Batch, rows: Tensor, *, keep: bool
@@ -239,3 +246,8 @@ class ClosedForm:
     def release(self) -> None:
         """Let everything go that is kept."""
         self._factors = {}
+
+
+def _terms(loss: LossAt, record: Capture) -> int:
+    """How many terms of the loss a sample has."""
+    return loss.terms(record.output.detach()[None]).shape[1] // record.samples

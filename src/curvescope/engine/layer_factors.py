@@ -62,7 +62,15 @@ class Factors(ABC):
 
     @abstractmethod
     def tensors(self) -> list[Tensor]:
-        """What is held."""
+        """What is held: the first arguments of the class."""
+
+    def settings(self) -> tuple[int, ...]:
+        """The arguments of the class after the tensors."""
+        return ()
+
+    @abstractmethod
+    def squeezed(self) -> Factors:
+        """The same without what does not matter."""
 
 
 class Gradients(Factors):
@@ -85,12 +93,16 @@ class Gradients(Factors):
 
     def product(self, v: Tensor, part: Part, columns: int | None) -> Tensor:
         """See :class:`Factors`."""
-        size = columns or max(1, _budget(v) // (self.rows * v.element_size()))
+        size = columns or max(1, budget(v) // (self.rows * v.element_size()))
         return torch.cat([self.pull(self.push(piece, part), part) for piece in v.split(size)])
+
+    def settings(self) -> tuple[int, ...]:
+        """See :class:`Factors`."""
+        return (self.outputs,)
 
     def squeezed(self) -> Gradients:
         """The same without rows that do not matter."""
-        keep = _significant(_norms(self._matrix))
+        keep = significant(norms(self._matrix))
         return Gradients(self._matrix if keep is None else self._matrix[keep], self.outputs)
 
     def tensors(self) -> list[Tensor]:
@@ -109,10 +121,10 @@ class Products(Factors):
     def squeezed(self) -> Products:
         """The same without samples, inputs and outputs that do not matter; errors are changed."""
         e, x = self._errors, self._inputs
-        inputs = _norms(x) + x.shape[1]  # the bias is fed by a 1 at every position
-        keep = _significant(_norms(e) * inputs)
+        inputs = norms(x) + x.shape[1]  # the bias is fed by a 1 at every position
+        keep = significant(norms(e) * inputs)
         e, x = (e, x) if keep is None else (e[keep], x[keep])
-        _remove_dust(e)
+        remove_dust(e)
         squeeze = Squeeze.of(e, x)
         return Products(squeeze.errors(e), squeeze.inputs(x), squeeze)
 
@@ -121,7 +133,7 @@ class Products(Factors):
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Errors and inputs of as many samples as keep the intermediate results small."""
         samples, _, positions, m = self._errors.shape
-        size = max(1, _budget(like) // (positions * m * columns * like.element_size()))
+        size = max(1, budget(like) // (positions * m * columns * like.element_size()))
         size = min(size, most or samples)
         for start in range(0, samples, size):
             piece = slice(start, start + size)
@@ -164,9 +176,9 @@ class Products(Factors):
     def product(self, v: Tensor, part: Part, columns: int | None) -> Tensor:
         """See :class:`Factors`."""
         samples, _, positions, m = self._errors.shape
-        budget = _budget(v) // (positions * m * v.element_size())
+        vectors = budget(v) // (positions * m * v.element_size())
         together = min(samples, CHUNK_SAMPLES.get(v.device.type, samples))
-        size = columns or max(1, budget // together)
+        size = columns or max(1, vectors // together)
         return torch.cat([self._some(piece, part) for piece in v.split(size)])
 
     def _some(self, v: Tensor, part: Part) -> Tensor:
@@ -183,7 +195,7 @@ class Products(Factors):
 
 def _push(e: Tensor, x: Tensor, inside: Pair, c: int) -> Tensor:
     """``u: [B, K, c]`` of the closed form above, for a weight ``[c m, n]`` and a bias ``[c m]``."""
-    samples, k, positions, m = e.shape
+    samples, _, positions, m = e.shape
     x = x.reshape(samples * positions, -1)
     v, b = inside
     if v is None:
@@ -193,18 +205,13 @@ def _push(e: Tensor, x: Tensor, inside: Pair, c: int) -> Tensor:
         y = multiply(x, v.T)
         if b is not None:
             y += b
-    # For a single position the change of order moves nothing.
-    y = y.view(samples, positions, c, m).transpose(1, 2).reshape(samples, c, positions * m)
-    flat = e.reshape(samples, k, positions * m)
-    return torch.bmm(flat, y.mT)
+    return meet(e, y, c)
 
 
 def _add_pull(e: Tensor, x: Tensor, u: Tensor, total: Pair) -> None:
     """Add the result of the closed form above for ``u: [B, K, c]`` to weight and bias."""
-    samples, k, positions, m = e.shape
-    c = u.shape[2]
-    w = torch.bmm(u.mT, e.reshape(samples, k, positions * m)).view(samples, c, positions, m)
-    w = w.transpose(1, 2).reshape(samples * positions, c * m)
+    samples, _, positions, _ = e.shape
+    w = answer(e, u)
     weight, bias = total
     if weight is not None:
         add_product(weight, w.T, x.reshape(samples * positions, -1))
@@ -212,7 +219,23 @@ def _add_pull(e: Tensor, x: Tensor, u: Tensor, total: Pair) -> None:
         bias += w.sum(0)
 
 
-def _significant(weights: Tensor) -> Tensor | None:
+def meet(e: Tensor, y: Tensor, c: int) -> Tensor:
+    """``u_bk = Σ_t ⟨e_bkt, y_bt⟩: [B, K, c]`` of changes of the output ``y: [B T, c m]``."""
+    samples, k, positions, m = e.shape
+    # For a single position the change of order moves nothing.
+    y = y.view(samples, positions, c, m).transpose(1, 2).reshape(samples, c, positions * m)
+    return torch.bmm(e.reshape(samples, k, positions * m), y.mT)
+
+
+def answer(e: Tensor, u: Tensor) -> Tensor:
+    """``w_bt = Σ_k u_bk e_bkt: [B T, c m]`` for ``u: [B, K, c]``."""
+    samples, k, positions, m = e.shape
+    c = u.shape[2]
+    w = torch.bmm(u.mT, e.reshape(samples, k, positions * m)).view(samples, c, positions, m)
+    return w.transpose(1, 2).reshape(samples * positions, c * m)
+
+
+def significant(weights: Tensor) -> Tensor | None:
     """Indices of what contributes to a sum of matrices with these norms; None for all of it.
 
     A confident network leaves samples whose curvature is many orders below the others'. What is
@@ -223,15 +246,15 @@ def _significant(weights: Tensor) -> Tensor | None:
     return None if bool(keep.all()) or not bool(keep.any()) else keep.nonzero()[:, 0]
 
 
-def _remove_dust(e: Tensor) -> None:
+def remove_dust(e: Tensor) -> None:
     """Entries too small to matter become zeros: their squares are subnormal, which is slow."""
     low, high = e.aminmax()
     floor = torch.maximum(-low, high) * torch.finfo(e.dtype).eps ** 1.5
-    for piece in e.split(max(1, _budget(e) // (e[0].numel() * e.element_size()))):
+    for piece in e.split(max(1, budget(e) // (e[0].numel() * e.element_size()))):
         piece.masked_fill_(piece.abs() <= floor, 0.0)
 
 
-def _budget(like: Tensor) -> int:
+def budget(like: Tensor) -> int:
     """Bytes of intermediate results: on a CPU what stays in cache."""
     return (16 << 20) if like.device.type == "cpu" else (1 << 30)
 
@@ -242,18 +265,12 @@ def merged(pieces: list[Factors]) -> list[Factors]:
     Takes the pieces out of the list, so that at most twice their memory is held.
     """
     shapes = {(type(piece), *(t.shape[1:] for t in piece.tensors())) for piece in pieces}
-    first = pieces[0]
     if len(shapes) > 1:
         return list(pieces)
+    form, settings = type(pieces[0]), pieces[0].settings()
     columns = [list(parts) for parts in zip(*(p.tensors() for p in pieces), strict=True)]
     pieces.clear()
-    if isinstance(first, Gradients):
-        outputs = first.outputs
-        del first
-        return [Gradients(_joined(columns[0]), outputs).squeezed()]
-    del first
-    errors = _joined(columns[0])
-    return [Products(errors, _joined(columns[1])).squeezed()]
+    return [form(*(_joined(parts) for parts in columns), *settings).squeezed()]
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
@@ -263,6 +280,6 @@ def _joined(parts: list[Tensor]) -> Tensor:
     return whole
 
 
-def _norms(rows: Tensor) -> Tensor:
+def norms(rows: Tensor) -> Tensor:
     """The squared norm of each row, without another tensor of this size."""
     return torch.linalg.vector_norm(rows.flatten(1), dim=1).square()

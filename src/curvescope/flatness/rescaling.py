@@ -26,7 +26,7 @@ from curvescope import _checks
 from curvescope._state import copied
 from curvescope.errors import CurvescopeError
 from curvescope.flatness.network_scores import on_other_data
-from curvescope.layers import kind_of
+from curvescope.layers import matrix_kind
 from curvescope.operators.base import LinearOperator
 from curvescope.problem import ParamSpace, Problem
 
@@ -129,13 +129,13 @@ def _diagonal(space: ParamSpace, factors: dict[str, float]) -> Tensor:
 def _check_layer(where: str, model: nn.Module, name: str) -> None:
     modules = dict(model.named_modules())
     module = modules.get(name)
-    layer = None if module is None else kind_of(module)
+    layer = None if module is None else matrix_kind(module)
     if layer is None:
         raise CurvescopeError(
             where,
             f"{name!r} must be a linear or convolutional layer with a weight of its own",
             given="no such module" if module is None else type(module).__name__,
-            remedy=f"those are {', '.join(n for n, m in modules.items() if kind_of(m))}",
+            remedy=f"those are {', '.join(n for n, m in modules.items() if matrix_kind(m))}",
         )
     names = [n for n, p in model.named_parameters(remove_duplicate=False) if p is layer.weight]
     if len(names) > 1:

@@ -11,15 +11,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
-Seen = Callable[[str, Tensor, Tensor], None]
+Seen = Callable[[str, Tensor, Tensor], Tensor | None]
 
 
 @contextmanager
 def watched_calls(modules: Mapping[str, nn.Module], see: Seen) -> Iterator[None]:
     """``see(name, x, y)`` at each call of one of these modules, with its first input and output.
 
-    ``y`` is the module's own output, before other hooks or in-place functions change it. Calls with
-    an input or an output that is no tensor are passed over.
+    ``y`` is the module's own output, before other hooks or in-place functions change it; a tensor
+    that ``see`` returns takes its place. Calls with an input or an output that is no tensor are
+    passed over.
 
     >>> import torch
     >>> double = nn.Linear(1, 1, bias=False).requires_grad_(False)
@@ -29,10 +30,11 @@ def watched_calls(modules: Mapping[str, nn.Module], see: Seen) -> Iterator[None]
     """
 
     def hook(name: str) -> Callable[..., None]:
-        def after(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], y: Any) -> None:
+        def after(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], y: Any) -> Any:
             x = next(iter((*args, *kwargs.values())), None)
             if isinstance(x, Tensor) and isinstance(y, Tensor):
-                see(name, x, y)
+                return see(name, x, y)
+            return None
 
         return after
 

@@ -11,14 +11,13 @@ from torch import Tensor
 
 from curvescope._state import full_precision
 from curvescope.errors import CurvescopeError
-from curvescope.layers import LayerKind, as_matrix
-from curvescope.operators.rows import LayerRows, Rows, WrittenRows, join
+from curvescope.operators.layer_rows import in_order, rows_of
+from curvescope.operators.rows import Rows, WrittenRows, join
 from curvescope.problem import ParamSpace, Problem
 from curvescope.problem.batches import Batch
 from curvescope.problem.losses import Loss
 from curvescope.record import memory, samples, selection
-from curvescope.record.layers import LayerRecord, record_layers
-from curvescope.record.norms import is_fixed_norm, record_norms
+from curvescope.record.layers import record_layers
 
 Directions = Callable[[Loss, Tensor, Any], Tensor]
 """``(loss, z, target) ↦ [B, K, *z.shape[1:]]``: roots of the output matrix of each sample."""
@@ -31,9 +30,9 @@ _SHARE = 0.4  # of the free memory that the rows of two blocks may take
 class RowBlocks:
     """Rows ``J_iᵀ q_k`` over some parameters, in the order of the data: sample, direction.
 
-    The data is read once and held, so that a loader that shuffles does no harm. Linear and
-    convolution layers are recorded, and so are batch norms with fixed statistics; every other
-    parameter costs a backward pass for each row.
+    The data is read once and held, so that a loader that shuffles does no harm. Layers of every
+    kind are recorded, also norms and embeddings; every other parameter costs a backward pass for
+    each row.
     """
 
     def __init__(self, problem: Problem, directions: Directions, space: ParamSpace) -> None:
@@ -99,18 +98,17 @@ class RowBlocks:
         """Tried out on a sample: one mixture of its rows must be what autograd says it is."""
         first = next(self.pieces(1))
         try:
-            selection.linear_layers(self.problem, [layer])
+            selection.layers_of_any_kind(self.problem, [layer])
             samples.check_samples(self.problem, next(self.pieces(samples.PROBE)), [layer])
             record = record_layers(self.problem, first, [layer], self._mixture)[layer]
         except torch.OutOfMemoryError:
             raise
         except (CurvescopeError, RuntimeError):  # the latter where a checkpoint is recomputed
             return False
-        recorded = _layer_rows(record, *present).written().rows[0]
+        weight, bias = present
+        recorded = rows_of(record, weight=weight, bias=bias).written().rows[0]
         pulled = self._pulled(first, [n for n in self.space.names if n in parameters])
-        return self._agree(
-            recorded, _layer_order(selection.layer_of(self.problem.model, layer), pulled, present)
-        )
+        return self._agree(recorded, in_order(record.kind, pulled, weight=weight, bias=bias))
 
     def _mixture(self, z: Tensor, target: Any) -> Tensor:
         """One direction of each sample, made of all of its own."""
@@ -131,31 +129,8 @@ class RowBlocks:
         error = float((recorded - expected).norm())
         return error <= _TOLERANCE[self.problem.dtype] * float(expected.norm())
 
-    @cached_property
-    def _norms(self) -> tuple[str, ...]:
-        """Batch norms that can be recorded, whole and tried out like layers."""
-        rest = set(self._groups[1])
-        return tuple(
-            name
-            for name in self.space.layers
-            if _parameters(name) <= rest
-            and is_fixed_norm(self.problem, name)
-            and self._norm_can_be_recorded(name)
-        )
-
-    def _norm_can_be_recorded(self, name: str) -> bool:
-        first = next(self.pieces(1))
-        try:
-            parts = record_norms(self.problem, first, [name], self._mixture)[name]
-        except torch.OutOfMemoryError:
-            raise
-        except (CurvescopeError, RuntimeError):
-            return False
-        pulled = self._pulled(first, [n for n in self.space.names if n in _parameters(name)])
-        return self._agree(torch.cat(parts, 2)[0, 0], torch.cat(pulled))
-
     def rows(self, pieces: Sequence[Batch]) -> list[Rows]:
-        """The rows of some samples: one entry for each layer, for all norms, and for all else."""
+        """The rows of some samples: one entry for each layer, and one for all else."""
         with full_precision(self.problem.device):
             groups = [self._rows_of(piece) for piece in pieces]
         return [join(parts) for parts in zip(*groups, strict=True)]
@@ -166,15 +141,9 @@ class RowBlocks:
         if layers:
             records = record_layers(self.problem, piece, layers, self._pull)
             for name, (weight, bias) in layers.items():
-                groups.append(_layer_rows(records[name], weight, bias).compact())
-        if self._norms:
-            parts = record_norms(self.problem, piece, self._norms, self._pull)
-            rows = torch.cat([part for name in self._norms for part in parts[name]], 2)
-            groups.append(WrittenRows(rows.flatten(0, 1), rows.shape[1]))
-        covered = {n for name in self._norms for n in _parameters(name)}
-        left = [n for n in rest if n not in covered]
-        if left:
-            groups.append(self._written(piece, left))
+                groups.append(rows_of(records[name], weight=weight, bias=bias).compact())
+        if rest:
+            groups.append(self._written(piece, rest))
         return groups
 
     def _written(self, piece: Batch, names: Sequence[str]) -> WrittenRows:
@@ -230,24 +199,3 @@ class RowBlocks:
                 shape = now
             groups[-1].append(piece)
         return groups
-
-
-def _parameters(norm: str) -> set[str]:
-    """The names of a norm's scale and shift."""
-    return {selection.join(norm, kind) for kind in ("weight", "bias")}
-
-
-def _layer_rows(record: LayerRecord, weight: bool, bias: bool) -> LayerRows:
-    """A bias is a weight whose input is 1."""
-    x = record.inputs
-    ones = x.new_ones(*x.shape[:2], 1)
-    x = torch.cat([x, ones], 2) if weight and bias else x if weight else ones
-    return LayerRows(record.errors, x)
-
-
-def _layer_order(layer: LayerKind, gradients: list[Tensor], present: tuple[bool, bool]) -> Tensor:
-    """Gradients by weight and bias in the order of :class:`LayerRows`: bias after each row."""
-    m, transposed = layer.matrix_shape[0], layer.transposed
-    columns = [as_matrix(gradients[0].flatten(), m, transposed=transposed)] if present[0] else []
-    columns += [gradients[-1][:, None]] if present[1] else []
-    return torch.cat(columns, 1).flatten()

@@ -63,6 +63,14 @@ class Rows(ABC):
     def tensors(self) -> tuple[Tensor, ...]:
         """What is held."""
 
+    @abstractmethod
+    def of(self, tensors: Sequence[Tensor]) -> Rows:
+        """Rows of the same parameters from what is held of other samples."""
+
+    def compact(self) -> Rows:
+        """The same rows, written out where that is both how they are used and smaller."""
+        return self
+
     def nbytes(self) -> int:
         """Bytes held."""
         return sum(t.numel() * t.element_size() for t in self.tensors())
@@ -112,9 +120,13 @@ class WrittenRows(Rows):
         """See :class:`Rows`."""
         return (self.rows,)
 
+    def of(self, tensors: Sequence[Tensor]) -> WrittenRows:
+        """See :class:`Rows`."""
+        return WrittenRows(tensors[0], self.per_sample)
+
 
 class LayerRows(Rows):
-    """Rows of a linear or convolution layer: ``errors: [N, K, T, m]``, ``inputs: [N, T, n]``."""
+    """Rows of a layer with a matrix: ``errors: [N, K, T, m]``, ``inputs: [N, T, n]``."""
 
     def __init__(self, errors: Tensor, inputs: Tensor) -> None:
         self.errors, self.inputs = errors, inputs
@@ -132,7 +144,7 @@ class LayerRows(Rows):
         return T * T * (m + 1 + n / K**2) <= m * n or T == 1
 
     def compact(self) -> Rows:
-        """The same rows, written out where that is both how they are used and smaller."""
+        """See :class:`Rows`."""
         K, T, m, n = self._sizes
         if self.by_positions or K * m * n > T * (K * m + n):
             return self
@@ -196,6 +208,10 @@ class LayerRows(Rows):
         """See :class:`Rows`."""
         return self.errors, self.inputs
 
+    def of(self, tensors: Sequence[Tensor]) -> LayerRows:
+        """See :class:`Rows`."""
+        return LayerRows(tensors[0], tensors[1])
+
 
 def join(parts: Sequence[Rows]) -> Rows:
     """Rows of several groups of samples, one after the other."""
@@ -203,9 +219,7 @@ def join(parts: Sequence[Rows]) -> Rows:
     if len(parts) == 1:
         return first
     joined = [torch.cat(pieces) for pieces in zip(*(p.tensors() for p in parts), strict=True)]
-    if isinstance(first, LayerRows):
-        return LayerRows(*joined)
-    return WrittenRows(joined[0], first.per_sample)
+    return first.of(joined)
 
 
 def _columns(device: torch.device, rows: int) -> int:

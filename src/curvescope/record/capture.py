@@ -11,7 +11,7 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,12 +19,13 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.utils import _pytree as pytree
 
 from curvescope.errors import ModelError
-from curvescope.layers import LayerKind, watched_calls
+from curvescope.layers import Kind, watched_calls
 from curvescope.problem.batches import Batch
 from curvescope.problem.problem import Problem
-from curvescope.record.selection import UnsupportedLayer, join, layer_of
+from curvescope.record.selection import UnsupportedLayer, first_name, layer_of
 
 
 @dataclass(frozen=True)
@@ -64,12 +65,12 @@ class Passage:
 class Capture(Passage):
     """The same for layers, each with its kind."""
 
-    layers: dict[str, LayerKind]
+    layers: dict[str, Kind]
     positions: dict[str, int]  # of each sample
     operations: frozenset[str]  # that lie behind the layers
 
     def rows(self, name: str) -> Tensor:
-        """The layer's input as ``[B, T, n]``."""
+        """What the layer's weight meets, ``[B, T, …]``; for a matrix its input ``[B, T, n]``."""
         return self.layers[name].rows(self.inputs[name], self.samples)
 
     def errors(self, name: str, e: Tensor) -> Tensor:
@@ -77,15 +78,29 @@ class Capture(Passage):
         return self.layers[name].errors(e, self.samples)
 
 
+class Trials:
+    """What was tried out of the layers of a problem; ``problem.companion(Trials)``."""
+
+    def __init__(self, _: Problem) -> None:
+        self.layers: set[str] = set()  # behind which samples do not see each other
+        self.common: set[str] = set()  # applied once for all samples, as to their positions
+        self.terms: dict[str, bool] = {}  # whether each position has a term of the loss to itself
+
+
 def passage(
     problem: Problem,
     batch: Batch,
     modules: Mapping[str, nn.Module],
     variables: Mapping[str, Tensor],
+    *,
+    common: Collection[str] = (),
+    look: Callable[[str, Tensor, Tensor], None] | None = None,
 ) -> Passage:
     """Run the model on a batch and remember what passes through ``modules``.
 
-    Only ``variables`` require grad, so that the graph begins at the first of them.
+    Only ``variables`` require grad, so that the graph begins at the first of them. A module in
+    ``common`` is applied once for all samples, as an embedding of positions may be: its output is
+    repeated for each sample, whose cotangents then are told apart.
 
     Raises:
         UnsupportedLayer: a module that is not called once, with a tensor, or outside of the graph.
@@ -93,8 +108,9 @@ def passage(
     inputs: dict[str, Tensor] = {}
     edges: dict[str, GradientEdge] = {}
     sizes: dict[str, int] = {}
+    samples = samples_given(batch) or 1
 
-    def see(name: str, x: Tensor, y: Tensor) -> None:
+    def see(name: str, x: Tensor, y: Tensor) -> Tensor | None:
         if name in inputs:
             raise UnsupportedLayer(
                 "layers", f"layer {name!r} is used more than once in a forward pass"
@@ -105,7 +121,14 @@ def passage(
                 f"the output of layer {name!r} has no graph",
                 remedy="remove torch.no_grad or use checkpointing with use_reentrant=False",
             )
+        if look is not None:
+            look(name, x.detach(), y.detach())
+        if name in common:
+            once = x.shape[0] == y.shape[0] == 1
+            x, y = (t if once else t[None] for t in (x, y))
+            x, y = (t.expand(samples, *t.shape[1:]) for t in (x, y))
         inputs[name], edges[name], sizes[name] = x.detach(), get_gradient_edge(y), y.numel()
+        return y if name in common else None
 
     again = partial(problem.evaluation, frozenset(variables))
     with ExitStack() as stack:
@@ -120,26 +143,49 @@ def passage(
     return Passage(z, inputs, edges, sizes, again)
 
 
-def capture(problem: Problem, batch: Batch, layers: Sequence[str]) -> Capture:
+def samples_given(batch: Batch) -> int | None:
+    """The common first dimension of a batch's inputs, if they have one."""
+    leaves = [t for t in pytree.tree_leaves(batch.inputs) if isinstance(t, Tensor)]
+    sizes = {t.shape[0] if t.ndim else None for t in leaves}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def capture(
+    problem: Problem,
+    batch: Batch,
+    layers: Sequence[str],
+    *,
+    shared: bool = False,
+    look: Callable[[str, Tensor, Tensor], None] | None = None,
+) -> Capture:
     """Run the model on a batch and remember what passes through ``layers``.
 
-    The names are those that :func:`curvescope.record.selection.linear_layers` returned. This needs
-    layers that are used once, which is checked, and samples that do not see each other, see
-    :func:`curvescope.record.samples.check_samples`.
+    The names are those that :func:`curvescope.record.selection.layers_of_any_kind` returned. This
+    needs layers that are used once, which is checked, and samples that do not see each other, see
+    :func:`curvescope.record.samples.check_samples`. With ``shared`` a weight may have other uses,
+    which are not recorded.
     """
     kinds = {name: layer_of(problem.model, name) for name in layers}
-    variables = {
-        join(name, "weight"): kind.weight.detach().requires_grad_() for name, kind in kinds.items()
-    }
-    captured = passage(
-        problem, batch, {name: kind.module for name, kind in kinds.items()}, variables
-    )
-    operations = _check_uses(captured.output, layers, list(variables.values()))
+    names = {name: _variable(problem, kind) for name, kind in kinds.items()}
+    variables = {names[name]: kind.weight.detach().requires_grad_() for name, kind in kinds.items()}
+    record = passage(
+        problem, batch, {name: kind.module for name, kind in kinds.items()}, variables,
+        common=problem.companion(Trials).common, look=look,
+    )  # fmt: skip
+    weights = {name: variables[names[name]] for name in kinds}
+    operations = _check_uses(record.output, weights, shared)
     positions = {
-        name: kind.groups * captured.sizes[name] // (captured.samples * kind.matrix_shape[0])
+        name: kind.groups * record.sizes[name] // (record.samples * kind.matrix_shape[0])
         for name, kind in kinds.items()
     }
-    return Capture(**vars(captured), layers=kinds, positions=positions, operations=operations)
+    return Capture(**vars(record), layers=kinds, positions=positions, operations=operations)
+
+
+def _variable(problem: Problem, kind: Kind) -> str:
+    """The name of a layer's weight, its first one if it is shared."""
+    weight = kind.weight
+    assert isinstance(weight, nn.Parameter)
+    return first_name(problem.model, weight)
 
 
 def _check_called(names: Iterable[str], inputs: Mapping[str, Tensor]) -> None:
@@ -149,13 +195,13 @@ def _check_called(names: Iterable[str], inputs: Mapping[str, Tensor]) -> None:
             raise UnsupportedLayer("layers", rule)
 
 
-def _check_uses(z: Tensor, layers: Sequence[str], weights: list[Tensor]) -> frozenset[str]:
+def _check_uses(z: Tensor, weights: Mapping[str, Tensor], shared: bool) -> frozenset[str]:
     """Refuse a weight that enters the graph anywhere but in its own layer's product.
 
     Returns the names of the operations in the graph.
     """
-    uses: dict[Node, int] = {get_gradient_edge(w).node: 0 for w in weights}
-    leaves = list(uses)
+    leaves = {name: get_gradient_edge(w).node for name, w in weights.items()}
+    uses: dict[Node, int] = dict.fromkeys(leaves.values(), 0)
     visited: set[Node] = set()
     queue: list[Node] = [z.grad_fn] if z.grad_fn is not None else []
     while queue:
@@ -168,10 +214,11 @@ def _check_uses(z: Tensor, layers: Sequence[str], weights: list[Tensor]) -> froz
                 uses[parent] += 1
             elif parent is not None:
                 queue.append(parent)
-    for name, leaf in zip(layers, leaves, strict=True):
-        if uses[leaf] != 1:
-            how = (
-                "used more than once in a forward pass" if uses[leaf] else "not used for the output"
-            )
-            raise UnsupportedLayer("layers", f"the weight of layer {name!r} is {how}")
+    for name, leaf in leaves.items():
+        if not uses[leaf]:
+            rule = f"the weight of layer {name!r} is not used for the output"
+            raise UnsupportedLayer("layers", rule)
+        if uses[leaf] > 1 and not shared:
+            rule = f"the weight of layer {name!r} is used more than once in a forward pass"
+            raise UnsupportedLayer("layers", rule)
     return frozenset(node.name() for node in visited)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from curvescope.layers import mirror
+from curvescope.layers import LayerKind, mirror
 from curvescope.record.capture import Capture
 
 
@@ -17,7 +17,9 @@ class LayerMoments:
     """Running sums of one layer over batches, in float64; each batch in the model's precision."""
 
     def __init__(self, record: Capture, name: str) -> None:
-        self._layer, self.positions = record.layers[name], record.positions[name]
+        layer = record.layers[name]
+        assert isinstance(layer, LayerKind)
+        self._layer, self.positions = layer, record.positions[name]
         m, n = self._layer.matrix_shape
         shapes = ((m, m), (n, n), (n, self.positions))
         self._batch = tuple(record.output.new_zeros(shape).detach() for shape in shapes)

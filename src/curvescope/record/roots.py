@@ -17,28 +17,42 @@ from curvescope.record.outputs import ClassOuter, GradientOuter, LossHessian, Ou
 from curvescope.record.selection import UnsupportedLayer
 
 
-def root(matrix: OutputMatrix, loss: LossAt, z: Tensor, batch: int) -> Tensor:
+def root(
+    matrix: OutputMatrix, loss: LossAt, z: Tensor, batch: int, *, by_term: bool = False
+) -> Tensor:
     """``[B, K, *z.shape[1:]]``: directions whose outer products sum to each sample's matrix.
 
     ``K`` is ``C − 1`` for cross-entropy with one label per sample, the number of outputs for a
     squared error, 1 for the logistic loss and the empirical Fisher, the number of draws for the
     Monte-Carlo Fisher, ``C`` for the part of one class. A sample of several terms (a label at each
-    position) has as many times more, each of which lives on one term.
+    position) has as many times more, each of which lives on one term: term by term. With
+    ``by_term`` those of all terms lie in one direction, of which each term's part is a row.
 
     Raises:
         UnsupportedLayer: the loss is not convex at this output.
     """
-    vectors = _by_term(matrix, loss, z, batch)  # [s, terms, c]
+    vectors = _of_terms(matrix, loss, z, batch)  # [s, terms, c]
     s, terms, c = vectors.shape
     each = terms // z.shape[0]
-    if each > 1:
-        apart = torch.eye(each, dtype=z.dtype, device=z.device)[:, None, :, None]
-        vectors = (vectors.reshape(s, 1, -1, each, c) * apart).reshape(s * each, terms, c)
+    if each > 1 and not by_term:
+        apart = torch.eye(each, dtype=z.dtype, device=z.device)[:, None, None, :, None]
+        vectors = (vectors.reshape(s, -1, each, c) * apart).reshape(each * s, terms, c)
     like = z.detach()[None].expand(vectors.shape[0], *z.shape)
     return loss.scatter(vectors, like).transpose(0, 1)
 
 
-def _by_term(matrix: OutputMatrix, loss: LossAt, z: Tensor, batch: int) -> Tensor:
+def directions_of(matrix: OutputMatrix, loss: LossAt) -> int:
+    """How many vectors the matrix of a term is the sum of, without making them; at most."""
+    if isinstance(matrix, LossHessian):
+        return loss.rank
+    if isinstance(matrix, GradientOuter):
+        return 1
+    if isinstance(matrix, ClassOuter):
+        return matrix.vectors(loss).shape[0]
+    return matrix.samples
+
+
+def _of_terms(matrix: OutputMatrix, loss: LossAt, z: Tensor, batch: int) -> Tensor:
     """``[s, terms, c]``: the root of every term's matrix, column by column."""
     if isinstance(matrix, LossHessian):
         root_vectors = loss.root()

@@ -13,21 +13,19 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from curvescope.errors import CurvescopeError
+from curvescope.layers import registered_kind
 from curvescope.problem.batches import Batch
+from curvescope.problem.calling import MISTAKES
+from curvescope.problem.function import close
 from curvescope.problem.independence import take
+from curvescope.problem.losses import LossAt
 from curvescope.problem.problem import Problem
-from curvescope.record.capture import capture
-from curvescope.record.selection import UnsupportedLayer
+from curvescope.record.capture import Capture, Trials, capture, samples_given
+from curvescope.record.selection import UnsupportedLayer, layer_of
 
 PROBE = 4
 """Samples on which things are tried out."""
-
-
-class _Checked:
-    """What was tried out for a problem."""
-
-    def __init__(self, _: Problem) -> None:
-        self.layers: set[str] = set()  # behind which samples do not see each other
 
 
 def tensors(batch: Batch) -> list[Tensor]:
@@ -56,20 +54,14 @@ def join(batches: Sequence[Batch]) -> Batch:
     return Batch(inputs, pytree.tree_map(cat, *(b.target for b in batches)), batches[0].index)
 
 
-def samples_given(batch: Batch) -> int | None:
-    """The common first dimension of a batch's inputs, if they have one."""
-    sizes = {t.shape[0] if t.ndim else None for t in _leaves(batch.inputs)}
-    return sizes.pop() if len(sizes) == 1 else None
-
-
-def first_samples(batch: Batch) -> Batch:
+def first_samples(batch: Batch, count: int = PROBE) -> Batch:
     """A few samples of a batch, to try things out on; the batch itself if it cannot be cut."""
     size = samples_given(batch)
     if size is None:
         return batch
 
     def cut(t: Tensor) -> Tensor:
-        return t[:PROBE] if t.ndim and t.shape[0] == size else t
+        return t[:count] if t.ndim and t.shape[0] == size else t
 
     inputs, target = pytree.tree_map_only(Tensor, cut, (batch.inputs, batch.target))
     return Batch(inputs, target, batch.index)
@@ -122,27 +114,34 @@ def _rows(e: Tensor, samples: int) -> int:
     return 0 if remainder else rows
 
 
-def check_samples(problem: Problem, batch: Batch, layers: Sequence[str]) -> None:
+def check_samples(
+    problem: Problem, batch: Batch, layers: Sequence[str], *, shared: bool = False
+) -> None:
     """Refuse layers whose samples see each other, tried out on a few samples, once per problem.
 
     The output of a sample must not depend on what the layer computes for the others, see
-    :func:`positions`.
+    :func:`positions`; and the layer must compute what its kind says.
     """
-    checked = problem.companion(_Checked).layers
-    unknown = [name for name in layers if name not in checked]
+    trials = problem.companion(Trials)
+    unknown = [name for name in layers if name not in trials.layers]
     if not unknown:
         return
-    few = capture(problem, first_samples(batch), unknown)
-    if few.samples < 2:
+    few = first_samples(batch)
+    record = capture(problem, few, unknown, shared=shared, look=_agreement(problem))
+    if record.samples < 2:
         return
+    if _find_common(problem, few, record, shared):
+        record = capture(problem, few, unknown, shared=shared)
 
-    with few.backward() as pull_back:
+    with record.backward() as pull_back:
 
         def errors(u: Tensor) -> list[Tensor]:
             pulled = pull_back(u, False)
-            return [few.layers[name].rows_first(pulled[name], few.samples) for name in unknown]
+            return [
+                record.layers[name].rows_first(pulled[name], record.samples) for name in unknown
+            ]
 
-        rows_of_layers = positions(errors, few.output, few.samples)
+        rows_of_layers = positions(errors, record.output, record.samples)
     for name, rows in zip(unknown, rows_of_layers, strict=True):
         if not rows:
             raise UnsupportedLayer(
@@ -151,7 +150,100 @@ def check_samples(problem: Problem, batch: Batch, layers: Sequence[str]) -> None
                 "first dimension",
                 remedy="batch norm needs mode='eval' and running statistics",
             )
-        checked.add(name)
+        trials.layers.add(name)
+
+
+def _agreement(problem: Problem) -> Callable[[str, Tensor, Tensor], None]:
+    """Refuses a layer that was recognized by what it computes, and computes something else here."""
+
+    def look(name: str, x: Tensor, y: Tensor) -> None:
+        kind = layer_of(problem.model, name)
+        if registered_kind(kind.module) is None and not kind.agrees(x, y):
+            rule = f"layer {name!r} depends on more than its first input and its weight"
+            raise UnsupportedLayer("layers", rule, given=type(kind.module).__name__)
+
+    return look
+
+
+def _find_common(problem: Problem, few: Batch, record: Capture, shared: bool) -> bool:
+    """Note layers that are applied once for all samples, as to their positions; whether any is.
+
+    Their input has one shape for any number of samples. Their output is repeated for each sample,
+    which must change nothing.
+    """
+    samples = samples_given(few)
+    if samples is None or samples < 2:
+        return False
+    fewer = first_samples(few, samples - 1)
+    other = capture(problem, fewer, list(record.layers), shared=shared)
+    alike = [
+        name
+        for name, x in record.inputs.items()
+        if x.ndim and x.shape == other.inputs[name].shape and other.samples < record.samples
+    ]
+    trials = problem.companion(Trials)
+    for name in alike:
+        trials.common.add(name)
+        try:
+            z = capture(problem, few, [name], shared=shared).output
+            same = close(z.detach(), record.output.detach())
+        except torch.OutOfMemoryError:
+            raise
+        except (CurvescopeError, *MISTAKES):
+            same = False
+        if not same:
+            trials.common.discard(name)
+    return bool(trials.common.intersection(alike))
+
+
+def terms_apart(
+    problem: Problem, batch: Batch, layers: Sequence[str], *, shared: bool = False
+) -> frozenset[str]:
+    """Those of some layers at whose positions only the position's own term of the loss arrives.
+
+    So it is behind the last exchange between positions: the head of a language model, its last
+    norm, a segmenting network's last convolution of width one. A position is then a row of its
+    own. Tried out on a few samples, once per problem, exactly: positions are numbered in binary
+    digits, and what the terms with one digit send back must vanish at the positions with the other.
+    """
+    trials = problem.companion(Trials)
+    unknown = [name for name in layers if name not in trials.terms]
+    if unknown:
+        few = first_samples(batch)
+        record = capture(problem, few, unknown, shared=shared)
+        loss = problem.loss_at(record.output, few)
+        zeros = torch.zeros_like(record.output)[None]
+        each = loss.terms(zeros).shape[1] // record.samples
+        fitting = {
+            name: 1 < each == record.positions[name] and kind.groups == 1
+            for name, kind in record.layers.items()
+        }
+        if any(fitting.values()):
+            _try_terms(record, loss, each, fitting)
+        trials.terms.update(fitting)
+    return frozenset(name for name in layers if trials.terms[name])
+
+
+def _try_terms(record: Capture, loss: LossAt, each: int, fitting: dict[str, bool]) -> None:
+    zeros = torch.zeros_like(record.output)[None]
+    terms = torch.zeros_like(loss.terms(zeros))  # [1, B T, c]
+    ramp = torch.linspace(1.0, 2.0, terms.numel(), dtype=terms.dtype, device=terms.device)
+    numbers = torch.arange(each, device=terms.device)
+    reached: set[str] = set()
+    with record.backward() as pull_back:
+        for digit in range((each - 1).bit_length()):
+            for value in (0, 1):
+                sending = (numbers >> digit) % 2 == value
+                on = sending.repeat(record.samples)[:, None]
+                u = loss.scatter(ramp.reshape(terms.shape) * on, zeros)[0]
+                for name, e in pull_back(u, False).items():
+                    alive = (record.errors(name, e) != 0).flatten(2).any(2).any(0)  # [T]
+                    if fitting[name] and bool(alive[~sending].any()):
+                        fitting[name] = False
+                    if bool(alive.any()):
+                        reached.add(name)
+    for name in fitting:
+        fitting[name] = fitting[name] and name in reached
 
 
 def pieces(problem: Problem, batch: Batch, size: int) -> Iterator[Batch]:

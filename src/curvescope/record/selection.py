@@ -1,4 +1,4 @@
-"""Which layers have a closed form: those of a known kind, with a weight of their own."""
+"""Which layers have a closed form: those of some kind, with a weight of their own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 
 from curvescope._state import exclusive
 from curvescope.errors import CurvescopeError, Inapplicable
-from curvescope.layers import LayerKind, kind_of, kinds
+from curvescope.layers import Kind, LayerKind, class_names, kind_of, kinds
 from curvescope.problem.problem import Problem
 
 
@@ -16,61 +16,125 @@ class UnsupportedLayer(Inapplicable):
     """The layer has no closed form in this network; the message says why."""
 
 
-def linear_layers(problem: Problem, layers: str | Iterable[str] | None = None) -> tuple[str, ...]:
-    """The chosen layers, or (None) all of a known kind whose weight is a variable.
+def linear_layers(
+    problem: Problem, layers: str | Iterable[str] | None = None, *, shared: bool = False
+) -> tuple[str, ...]:
+    """The chosen layers that multiply by a matrix, or (None) all whose weight is a variable.
+
+    Args:
+        problem: the model and its variables.
+        layers: names.
+        shared: whether a layer may share its weight with others; what is recorded of it then
+            belongs to its own use of the weight.
 
     Raises:
         UnsupportedLayer: for a layer of another kind, or one whose weight others share.
         CurvescopeError: for a layer that the model does not have, or when there is none.
     """
+    return _selected(problem, layers, True, shared)
+
+
+def layers_of_any_kind(
+    problem: Problem, layers: str | Iterable[str] | None = None, *, shared: bool = False
+) -> tuple[str, ...]:
+    """The same for layers of every kind: matrices, tables (embeddings) and scales (norms)."""
+    return _selected(problem, layers, False, shared)
+
+
+def _selected(
+    problem: Problem, layers: str | Iterable[str] | None, matrices: bool, shared: bool
+) -> tuple[str, ...]:
     modules = dict(problem.model.named_modules(remove_duplicate=False))
     if layers is None:
         names = [
             name
-            for name, module in modules.items()
-            if kind_of(module) is not None and join(name, "weight") in problem.params.names
+            for name, module in problem.model.named_modules()
+            if _is_variable(problem, name, module, shared) and _fits(kind_of(module), matrices)
         ]
     else:
         names = [layers] if isinstance(layers, str) else list(layers)
     if not names:
         raise CurvescopeError(
-            "layers", f"the model has no {_either()} layer with a weight among its variables"
+            "layers",
+            f"the model has no {_either(matrices)} layer with a weight among its variables",
         )
     with exclusive(problem.model):
         for name in names:
-            _check_layer(problem, modules, name)
+            _check_layer(problem, modules, name, matrices, shared)
     return tuple(dict.fromkeys(names))
 
 
-def _check_layer(problem: Problem, modules: dict[str, nn.Module], name: str) -> None:
+def _is_variable(problem: Problem, name: str, module: nn.Module, shared: bool) -> bool:
+    """Whether the weight is among the variables; a shared one goes by its first name."""
+    own = module._parameters.get("weight")
+    if own is None:
+        return False
+    name = join(name, "weight")
+    return (first_name(problem.model, own) if shared else name) in problem.params.shapes
+
+
+def first_name(model: nn.Module, parameter: nn.Parameter) -> str:
+    """The name by which a parameter of the model goes where it has several."""
+    return next(name for name, p in model.named_parameters() if p is parameter)
+
+
+def _check_layer(
+    problem: Problem, modules: dict[str, nn.Module], name: str, matrices: bool, shared: bool
+) -> None:
     if name not in modules:
-        names = ", ".join(n for n, m in modules.items() if kind_of(m) is not None) or "none"
-        rule = f"layer {name!r} is not in the model; {_either()} layers are {names}"
+        able = [n for n, module in modules.items() if _fits(kind_of(module), matrices)]
+        names = ", ".join(able) or "none"
+        rule = f"layer {name!r} is not in the model; {_either(matrices)} layers are {names}"
         raise CurvescopeError("layers", rule)
     module = modules[name]
-    if kind_of(module) is None:
-        why = " with a changed forward or weight" if isinstance(module, kinds()) else ""
-        rule = f"layer {name!r} must be {_either()}"
+    own = kind_of(module)
+    if own is None or not _fits(own, matrices):
+        changed = own is None and isinstance(module, kinds())
+        why = " with a changed forward or weight" if changed else ""
+        rule = f"layer {name!r} must be {_either(matrices)}"
         raise UnsupportedLayer("layers", rule, given=f"{type(module).__name__}{why}")
+    if not own.works_in(problem.mode):
+        raise UnsupportedLayer(
+            "layers",
+            f"layer {name!r} takes the statistics of the batch, so that samples see each other",
+            remedy="batch norm needs mode='eval' and running statistics",
+        )
+    if shared:
+        return
     for part in ("weight", "bias"):
-        parameter = module._parameters.get(part)
-        users = [
-            n for n, p in problem.model.named_parameters(remove_duplicate=False) if p is parameter
-        ]
-        if parameter is not None and len(users) > 1:
+        users = users_of(problem.model, module, part)
+        if len(users) > 1:
             rule = f"layer {name!r} shares its {part} ({' = '.join(users)})"
             raise UnsupportedLayer("layers", rule)
 
 
-def _either() -> str:
-    *most, last = dict.fromkeys(kind.__name__ for kind in kinds())
+def users_of(model: nn.Module, module: nn.Module, part: str) -> list[str]:
+    """All names of a module's weight or bias; several where it is shared."""
+    own = module._parameters.get(part)
+    everything = model.named_parameters(remove_duplicate=False)
+    return [] if own is None else [name for name, p in everything if p is own]
+
+
+def _fits(kind: Kind | None, matrices: bool) -> bool:
+    return isinstance(kind, LayerKind) if matrices else kind is not None
+
+
+def _either(matrices: bool) -> str:
+    *most, last = class_names(matrices=matrices)
     return f"{', '.join(most)} or {last}"
 
 
-def layer_of(model: nn.Module, name: str) -> LayerKind:
-    """A layer that :func:`linear_layers` accepted, with its kind."""
+def layer_of(model: nn.Module, name: str) -> Kind:
+    """A layer that :func:`layers_of_any_kind` accepted, with its kind."""
     kind = kind_of(model.get_submodule(name))
     assert kind is not None, "checked before"
+    return kind
+
+
+def matrix_layer(model: nn.Module, name: str) -> LayerKind:
+    """A layer that :func:`linear_layers` accepted, with its kind."""
+    kind = layer_of(model, name)
+    assert isinstance(kind, LayerKind), "checked before"
     return kind
 
 

@@ -35,7 +35,7 @@ from curvescope.record.layers import record_layers
 from curvescope.record.outputs import LossHessian
 from curvescope.record.roots import root
 from curvescope.record.samples import pieces
-from curvescope.record.selection import layer_of, linear_layers
+from curvescope.record.selection import linear_layers, matrix_layer
 from curvescope.spectra.eigensolver import eigenpairs
 from curvescope.spectra.exact import ExactSpectrum, exact_spectrum, log_distance
 from curvescope.spectra.measure import SpectralMeasure, spectral_measure
@@ -163,7 +163,7 @@ def layer_approximations(
         exact, kfac, by_class = spectra
         approximations[name] = LayerApproximation(
             name, C, exact, kfac, by_class, kfac_error, cfac_error,
-            *_cosines(problem.restrict(weight), layer_of(problem.model, name), moments[name]),
+            *_cosines(problem.restrict(weight), matrix_layer(problem.model, name), moments[name]),
         )  # fmt: skip
     return approximations
 

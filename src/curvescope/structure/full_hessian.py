@@ -24,7 +24,7 @@ from curvescope.record.capture import Capture, capture
 from curvescope.record.outputs import LossHessian
 from curvescope.record.roots import root
 from curvescope.record.samples import check_samples
-from curvescope.record.selection import layer_of, linear_layers
+from curvescope.record.selection import linear_layers, matrix_layer
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def full_output_hessian(
         raise CurvescopeError("Problem(data)", "no target counts (all are ignored)")
     return FullOutputHessian(
         names,
-        tuple(layer_of(problem.model, name).matrix_shape[0] for name in names),
+        tuple(matrix_layer(problem.model, name).matrix_shape[0] for name in names),
         (mirror(total) / weight).to(problem.dtype),
         tuple((means[name] / samples).to(problem.dtype) for name in names),
     )
@@ -160,7 +160,7 @@ def full_hessian_approximation(
         prefix = f"{name}." if name else ""
         if f"{prefix}weight" in space.names:
             outer = part.T[:, :, None] * mean.double()  # [k, m, n]
-            kind = layer_of(problem.model, name)
+            kind = matrix_layer(problem.model, name)
             w[space.slice(f"{prefix}weight")] = as_stored(outer, transposed=kind.transposed).T
         if f"{prefix}bias" in space.names:
             w[space.slice(f"{prefix}bias")] = part

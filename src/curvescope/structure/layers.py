@@ -35,7 +35,7 @@ from curvescope.problem.losses import Classes
 from curvescope.record import memory, samples
 from curvescope.record.extended import extended
 from curvescope.record.layers import record_layers
-from curvescope.record.selection import layer_of, linear_layers
+from curvescope.record.selection import linear_layers, matrix_layer
 from curvescope.structure.moments import LayerMoments
 from curvescope.structure.outlier_search import bulk_edge
 
@@ -154,7 +154,7 @@ def layer_statistics(
         _checks.all_finite(
             f"layer_statistics, layer {name!r}", moment.second_features, moment.second_errors
         )
-        W = layer_of(problem.model, name).matrix.detach().double()
+        W = matrix_layer(problem.model, name).matrix.detach().double()
         statistics[name] = LayerStatistics(
             name,
             moment.classes,
@@ -207,7 +207,7 @@ def layer_moments(
 def _check_size(problem: Problem, names: Sequence[str], z: Tensor) -> None:
     """Refuse what does not fit into memory: directions, and means of all pairs of classes."""
     classes = max(2, z[0].numel())
-    rows = [layer_of(problem.model, name).matrix_shape[0] for name in names]
+    rows = [matrix_layer(problem.model, name).matrix_shape[0] for name in names]
     each = 8 * (sum(rows) + 3 * max(rows)) + 2 * z.element_size() * len(z)
     memory.need(
         "layer_statistics(problem)",

@@ -35,7 +35,7 @@ from curvescope.record.capture import Capture, capture
 from curvescope.record.outputs import LossHessian
 from curvescope.record.roots import root
 from curvescope.record.samples import check_samples
-from curvescope.record.selection import join, layer_of, linear_layers
+from curvescope.record.selection import join, linear_layers, matrix_layer
 from curvescope.structure.classes import class_structure
 from curvescope.structure.factors import ALL, Members, by_label
 from curvescope.structure.full_hessian import check_plain
@@ -115,7 +115,7 @@ def _network_moments(
     """The moments of all samples, or of each label that occurs; and the layers."""
     problem.check_unchanged()
     names = _in_order(problem, linear_layers(problem, layers))
-    kinds = [layer_of(problem.model, name) for name in names]
+    kinds = [matrix_layer(problem.model, name) for name in names]
     places = [
         LayerPlace(name, *kind.matrix_shape, transposed=kind.transposed)
         for name, kind in zip(names, kinds, strict=True)
@@ -218,7 +218,7 @@ def mean_cosines(problem: Problem, *, layers: str | Iterable[str] | None = None)
     inner = {part: t.double().to(problem.device) for part, t in inner.items()}
     square = {part: torch.zeros_like(t) for part, t in inner.items()}
     for name, weight in zip(names, weights, strict=True):
-        kind, moment = layer_of(problem.model, name), moments[name]
+        kind, moment = matrix_layer(problem.model, name), moments[name]
         h = moment.feature_means  # [C, n]
         shares = torch.softmax(moment.log_weights.masked_fill(eye, -torch.inf), 1).nan_to_num(0.0)
         errors = {

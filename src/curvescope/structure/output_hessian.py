@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from curvescope import _checks
 from curvescope._random import gaussian
 from curvescope.errors import CurvescopeError
-from curvescope.layers import kind_of
+from curvescope.layers import matrix_kind
 from curvescope.operators.base import LinearOperator
 from curvescope.problem.problem import Problem
 from curvescope.spectra.eigensolver import eigenpairs
@@ -150,7 +150,7 @@ def later_weights(problem: Problem) -> dict[str, list[Tensor]]:
     """
     later: list[Tensor] = []
     weights: dict[str, list[Tensor]] = {}
-    kinds = {name: kind_of(module) for name, module in problem.model.named_modules()}
+    kinds = {name: matrix_kind(module) for name, module in problem.model.named_modules()}
     layers = [(name, layer) for name, layer in kinds.items() if layer is not None]
     for name, layer in reversed(layers):
         if layer.weight.ndim != 2 or (later and later[0].shape[1] != layer.matrix_shape[0]):

@@ -115,6 +115,11 @@ class LossAt(ABC):
         alive = (values > slack).any(0)
         return roots[alive] if bool(alive.any()) else roots[-1:]
 
+    @property
+    def rank(self) -> int:
+        """How many vectors :meth:`root` has at most: here the entries of a term."""
+        return self.terms(self.gradient()[None]).shape[2]
+
     @abstractmethod
     def sample(self, samples: int, generator: torch.Generator) -> Tensor:
         """``[samples, *z.shape]``: gradients at targets drawn from the model's own distribution.

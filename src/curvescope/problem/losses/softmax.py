@@ -59,6 +59,11 @@ class SoftmaxAt(LossAt):
         p = torch.softmax(self._rows(), -1)
         return multinomial_root(p if self._scale is None else p * self._scale.flatten()[:, None])
 
+    @property
+    def rank(self) -> int:
+        """See :class:`LossAt`."""
+        return max(self._shape[self._axis] - 1, 1)
+
     def sample(self, samples: int, generator: torch.Generator) -> Tensor:
         """See :class:`LossAt`: labels drawn from the softmax, with the weight of the position."""
         drawn = torch.multinomial(
