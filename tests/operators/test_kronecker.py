@@ -98,7 +98,7 @@ def test_one_row_or_one_column() -> None:
     ("A", "B", "message"),
     [
         (torch.ones(2, 3), torch.eye(2), r"KroneckerOperator\(A\): needs a real square matrix"),
-        (torch.eye(2), torch.ones(2), r"KroneckerOperator\(B\): needs a real square matrix"),
+        (torch.eye(2), torch.ones(2, 2, 1), r"KroneckerOperator\(B\): needs a real square matrix"),
         (torch.eye(2), torch.eye(2).double(), "must share dtype and device"),
     ],
 )
@@ -110,3 +110,42 @@ def test_refusals(A: Tensor, B: Tensor, message: str) -> None:
 def test_entries_must_fit() -> None:
     with pytest.raises(cs.CurvescopeError, match=r"needs entries \[2, 3\], got \[3, 2\]"):
         KroneckerFunction(torch.eye(2), torch.eye(3), torch.ones(3, 2))
+
+
+@pytest.mark.parametrize("side", ["first", "second", "both"])
+def test_a_diagonal_factor_is_as_good_as_the_matrix(side: str) -> None:
+    g = torch.Generator().manual_seed(4)
+    R = torch.randn(3, 3, generator=g).double()
+    full, diagonal = R @ R.T, torch.rand(4, generator=g).double()
+    diagonal[2] = 0.0
+    other = torch.rand(3, generator=g).double()
+    factors = {"first": (diagonal, full), "second": (full, diagonal), "both": (diagonal, other)}
+    A, B = factors[side]
+    K = KroneckerOperator(A, B, psd=True)
+    dense = torch.kron(*(torch.diag(X) if X.ndim == 1 else X for X in (A, B)))
+    check_operator(K, dense, rtol=1e-12)
+    values = torch.linalg.eigvalsh(dense).flip(0)
+    torch.testing.assert_close(K.eigenvalues(), values)
+    top = K.top(5)
+    torch.testing.assert_close(dense @ top.vectors, top.vectors * top.values)
+    torch.testing.assert_close(top.vectors.T @ top.vectors, torch.eye(5).double())
+    y = torch.randn(12, 2, generator=g).double()
+    x = K.solve(y, damping=0.3)
+    torch.testing.assert_close((dense + 0.3 * torch.eye(12).double()) @ x, y)
+    check_operator(
+        K.inverse(0.3), torch.linalg.inv(dense + 0.3 * torch.eye(12).double()), rtol=1e-10
+    )
+    numbers = (top.first.amax() + 1, top.second.amax() + 1)  # counted from the largest
+    assert numbers[0] <= len(A) and numbers[1] <= len(B)
+    assert (int(top.first[0]), int(top.second[0])) == (0, 0)
+
+
+def test_a_large_vocabulary_is_never_squared() -> None:
+    V = 200_000  # a dense factor would take 160 GB
+    counts = torch.arange(1, V + 1).float()
+    K = KroneckerOperator(counts, torch.tensor([[2.0]]), psd=True)
+    assert torch.equal(K @ torch.ones(V), 2 * counts)
+    top = K.top(2)
+    assert top.values.tolist() == [2.0 * V, 2.0 * (V - 1)]
+    assert top.vectors.argmax(0).tolist() == [V - 1, V - 2]
+    assert float(K.solve(counts, damping=0.0)[7]) == pytest.approx(0.5)

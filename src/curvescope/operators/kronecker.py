@@ -112,8 +112,8 @@ class KroneckerOperator(LinearOperator):
             least = f"the smallest eigenvalue with `damping={damping:g}` is {shifted.amin():.3g}"
             rule = f"{least}, too small to divide by"
             raise CurvescopeError(f"{self}.inverse", rule, remedy="use a larger `damping`")
-        bases = (None if basis is None else basis.to(self.dtype) for basis in (a, b))
-        return KroneckerFunction(*bases, (1 / shifted).to(self.dtype))
+        a, b = (None if basis is None else basis.to(self.dtype) for basis in (a, b))
+        return KroneckerFunction(a, b, (1 / shifted).to(self.dtype))
 
     def solve(self, y: Tensor, damping: float = 0.0) -> Tensor:
         """``x`` with ``(A ⊗ B + damping · I) x = y`` for a vector or a block of columns."""
@@ -212,12 +212,12 @@ class KroneckerFunction(LinearOperator):
         return "kronecker function", self.a, self.b, self.entries
 
     def _matmat(self, X: Tensor) -> Tensor:
-        bases = [
+        a, b = (
             X.new_ones(length) if basis is None else basis
             for basis, length in zip((self.a, self.b), self.entries.shape, strict=True)
-        ]
-        rotated = _sandwich(*(_transposed(basis) for basis in bases), X)
-        return _sandwich(*bases, rotated * self.entries.reshape(-1, 1))
+        )
+        rotated = _sandwich(_transposed(a), _transposed(b), X) * self.entries.reshape(-1, 1)
+        return _sandwich(a, b, rotated)
 
 
 def _transposed(factor: Tensor) -> Tensor:
