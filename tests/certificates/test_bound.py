@@ -9,7 +9,6 @@ import torch
 from curvescope.certificates.bound import (
     Confidence,
     PriorGrid,
-    b_re,
     complexity,
     draws_for_slack,
     monte_carlo_bound,
@@ -76,13 +75,6 @@ def test_rounding_takes_the_better_neighbor() -> None:
     assert point.variance == grid.variance(point.j)
 
 
-def test_b_re_lies_between_the_points_of_its_grid() -> None:
-    grid = PriorGrid(precision=10, largest=1.0)
-    low, high = (b_re(50.0, grid.variance(j), samples=500, delta=0.05, grid=grid) for j in (3, 4))
-    between = math.sqrt(grid.variance(3) * grid.variance(4))
-    assert low < b_re(50.0, between, samples=500, delta=0.05, grid=grid) < high
-
-
 @pytest.mark.parametrize("p", [0.02, 0.3, 0.5, 0.97])
 def test_monte_carlo_coverage(p: float, generator) -> None:
     """20,000 experiments of 60 draws: the bound is below the truth in at most δ' of them."""
@@ -123,7 +115,6 @@ def test_draws_for_slack_is_the_smallest_number(error: float, slack: float) -> N
         (lambda: complexity(-1.0, [], samples=9, delta=0.1), "kl must be at least 0"),
         (lambda: complexity(1.0, [], samples=9, delta=1.0), "delta must lie"),
         (lambda: complexity(1.0, [], samples=9, delta=0.1, form="x"), "form must be one of"),
-        (lambda: b_re(1.0, 0.2, samples=9, delta=0.1), r"must lie in \(0, 0.1\)"),
         (lambda: monte_carlo_bound(0.1, 0, delta=0.1), "draws must be an integer"),
         (lambda: monte_carlo_bound(0.1, 5, delta=0.0), "delta must lie"),
         (lambda: draws_for_slack(0.1, 0.0, delta=0.1), "slack must be positive"),

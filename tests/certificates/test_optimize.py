@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from curvescope.certificates.blocks import Layout
-from curvescope.certificates.bound import b_re
+from curvescope.certificates.bound import PriorGrid, complexity
 from curvescope.certificates.descent import Descent
 from curvescope.certificates.divergence import kl_inverse
 from curvescope.certificates.losses import surrogate
@@ -64,13 +64,24 @@ def explicit_objective(descent: Descent, data: tuple[Tensor, Tensor], theta: Ten
     kl = 0.5 * terms.sum()
     if method.objective == "kl":
         return descent.weight * loss + kl
-    grid, n = method.grid, SAMPLES
-    gap = (grid.largest / descent._lambda[0]).log()
-    constant = math.log(math.pi**2 * n / (6 * 0.025))
-    right = (kl + 2 * (grid.precision * gap).log() + constant) / (n - 1)
-    reference = b_re(kl.item(), descent._lambda[0].item(), samples=n, delta=0.025, grid=grid)
-    assert right.item() == pytest.approx(reference)
-    return loss + (right / 2).sqrt()
+    return loss + (right_side(kl, descent._lambda[0], method.grid) / 2).sqrt()
+
+
+def right_side(kl: Tensor, variance: Tensor, grid: PriorGrid) -> Tensor:
+    """``B_RE`` for a prior variance anywhere below the grid's largest."""
+    j = grid.precision * (grid.largest / variance).log()
+    return (kl + 2 * j.log() + math.log(math.pi**2 * SAMPLES / (6 * 0.025))) / (SAMPLES - 1)
+
+
+def test_the_right_side_is_that_of_a_certificate_at_the_points_of_the_grid() -> None:
+    grid, kl = PriorGrid(precision=10, largest=1.0), torch.tensor(50.0).double()
+    variances = torch.tensor([grid.variance(3), grid.variance(4)], dtype=torch.float64)
+    low, high = right_side(kl, variances, grid).tolist()
+    between = float(right_side(kl, variances.prod().sqrt(), grid))
+    for value, j in ((low, 3), (high, 4)):
+        on_grid = complexity(50.0, [grid.penalty(j)], samples=SAMPLES, delta=0.025, form="seeger")
+        assert value == pytest.approx(on_grid.value, rel=1e-12)
+    assert low < between < high
 
 
 @pytest.mark.parametrize("name", ["base", "local"])

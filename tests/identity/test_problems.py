@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from curvescope.errors import CurvescopeError
-from curvescope.operators.algebra import Projected, Submatrix, deflate, knockout
+from curvescope.operators.algebra import Projected, deflate, knockout
 from curvescope.operators.base import LinearOperator
 from curvescope.operators.gauss_newton import EmpiricalFisher, GaussNewton, MonteCarloFisher
 from curvescope.operators.hessian import Hessian
@@ -172,7 +172,6 @@ PAIRS: dict[str, Callable[[int], LinearOperator]] = {
     "product": lambda i: Dense(dense(0)) @ Dense(dense(i)),
     "factors exchanged": lambda i: Dense(dense(i)) @ Dense(dense(1 - i)),
     "transpose": lambda i: (Dense(dense(0)) @ Dense(dense(i))).T,
-    "submatrix": lambda i: Submatrix(Dense(dense(0)), i, i + 3),
     "projected": lambda i: Projected(Dense(dense(0)), basis(i)),
     "projected on one side": lambda i: Projected(Dense(dense(0)), basis(0), basis(i)),
     "deflated": lambda i: deflate(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import curvescope as cs
-from curvescope.operators.algebra import Product, Projected, Submatrix, Sum
+from curvescope.operators.algebra import Product, Projected, Sum
 from curvescope.operators.base import LinearOperator
 from curvescope.operators.simple import Dense, Diagonal, Identity, LowRank
 from tests.cases import BY_NAME, DTYPES
@@ -73,8 +73,6 @@ def simple_operators(dtype: torch.dtype) -> dict[str, tuple[LinearOperator, Tens
         "transpose-rectangular": (Dense(R).T, R.T),
         "transpose-of-product": ((Dense(R) @ Dense(A)).T, (R @ A).T),
         "transpose-of-sum": ((Dense(A) + 2.0 * Diagonal(d)).T, A.T + 2 * torch.diag(d)),
-        "submatrix": (Submatrix(Dense(S), 1, 4), S[1:4, 1:4]),
-        "submatrix-not-symmetric": (Submatrix(Dense(A), 2, 6), A[2:, 2:]),
     }
 
 

@@ -188,34 +188,6 @@ def _log_upwards(x: float) -> float:
     return upwards(math.log(upwards(float(x), 1)))
 
 
-def b_re(
-    kl: float, prior_variance: float, *, samples: int, delta: float, grid: PriorGrid | None = None
-) -> float:
-    """``B_RE``, the right-hand side for a prior variance between the points of the grid.
-
-    ``(KL(Q‖P) + 2 log(b log(c/λ)) + log(π² n/(6δ))) / (n − 1)`` (DH eq. 62 with the arguments of KL
-    the right way round); at a point of the grid it equals :func:`complexity` with
-    ``form="seeger"``. What the methods of DH minimize; a certificate rounds λ to the grid.
-
-    Raises:
-        CurvescopeError: If λ does not lie in ``(0, c)``.
-
-    >>> grid = PriorGrid()
-    >>> at = b_re(500.0, grid.variance(7), samples=1000, delta=0.025, grid=grid)
-    >>> on = complexity(500.0, [grid.penalty(7)], samples=1000, delta=0.025, form="seeger")
-    >>> abs(at - on.value) < 1e-14
-    True
-    """
-    grid = PriorGrid() if grid is None else grid
-    if not 0 < prior_variance < grid.largest:
-        rule = f"the prior variance must lie in (0, {grid.largest:g})"
-        remedy = "cap it, or widen the `grid`"
-        raise CurvescopeError("b_re", rule, given=repr(prior_variance), remedy=remedy)
-    j = grid.precision * math.log(grid.largest / prior_variance)
-    terms = [kl, 2 * math.log(j), math.log(math.pi**2 / 6), math.log(samples / delta)]
-    return math.fsum(terms) / (samples - 1)
-
-
 def monte_carlo_bound(mean: float, draws: int, *, delta: float) -> float:
     """An upper bound on an expectation from independent draws in [0, 1], with probability 1 − δ'.
 

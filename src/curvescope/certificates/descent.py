@@ -5,7 +5,9 @@ weight of the surrogate ``ě`` and ``κ`` that of the divergence, a step follows
 
     g_m = β ∂ě/∂m + κ (m − m₀)/λ,        g_ρ = β ∂ě/∂ρ + κ (s/λ − 1).
 
-``"root"`` (DH eq. 63): β = 1, κ = ∂√(B_RE/2)/∂KL, and ``ϱ = ½ log λ`` descends as well.
+``"root"`` (DH eq. 63): β = 1, κ = ∂√(B_RE/2)/∂KL, and ``ϱ = ½ log λ`` descends as well. Here
+``B_RE = (KL + 2 log(b log(c/λ)) + log(π² n/(6δ))) / (n − 1)`` (DH eq. 62 with the arguments of KL
+the right way round) for any λ below c; a certificate rounds λ to the grid.
 ``"kl"``: let ``p = kl⁻¹(q, K)`` be the bound with ``kl(q‖p) = K = (KL + …)/n``. Differentiating
 this equation gives ``∂p/∂K = p(1−p)/(p−q)`` and ``∂p/∂q = ∂p/∂K · (logit p − logit q)``, so the
 bound falls along β = n (logit p − logit q), κ = 1, up to a factor. β moves slowly and is set

@@ -176,13 +176,10 @@ def _contents(problem: Problem, name: str) -> DataNote:
     """The samples of a problem by number and content, which must be finite."""
     samples = 0
     for index, batch in enumerate(problem.batches()):
-        leaves = [t for t in pytree.tree_leaves((batch.inputs, batch.target)) if _is_tensor(t)]
+        leaves = pytree.tree_leaves((batch.inputs, batch.target))
+        leaves = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         if not all(bool(leaf.isfinite().all()) for leaf in leaves):
             rule = f"the data has NaN or infinite numbers, in batch {index}"
             raise CurvescopeError("analyze", rule, remedy="remove them")
         samples += next(len(leaf) for leaf in leaves if leaf.ndim)
     return DataNote(name, samples, problem.data_identity)
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor)

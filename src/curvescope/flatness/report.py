@@ -117,7 +117,7 @@ def sharpness(
     _checks.one_of(where, "method", method, ("auto", "exact", "estimate"))
     probes = _checks.positive_int(where, "probes", probes, minimum=2)
     steps = _checks.positive_int(where, "steps", steps)
-    held_out = None if test is None else _as_problem(problem, test)
+    held_out = test if test is None or isinstance(test, Problem) else on_other_data(problem, test)
     train = scores(problem)
     damping = 1 / train.samples if damping is None else damping
     damping = _checks.finite_float(where, "damping", damping, minimum=0.0)
@@ -178,10 +178,6 @@ def has_batch_statistics(model: nn.Module) -> bool:
         isinstance(m, nn.modules.batchnorm._NormBase) and m.running_mean is not None
         for m in model.modules()
     )
-
-
-def _as_problem(problem: Problem, test: Any) -> Problem:
-    return test if isinstance(test, Problem) else on_other_data(problem, test)
 
 
 def _exact_logdet(spectrum: ExactSpectrum, damping: float) -> Estimate[float]:

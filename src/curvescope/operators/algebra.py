@@ -152,33 +152,6 @@ class Transpose(LinearOperator):
         return self._original
 
 
-class Submatrix(LinearOperator):
-    """Rows and columns ``start:stop`` of a square operator, by padding and cutting.
-
-    Works for any operator at the full cost of its product; operators over parameters restrict
-    themselves to a block without that cost.
-    """
-
-    def __init__(self, A: LinearOperator, start: int, stop: int) -> None:
-        n = stop - start
-        super().__init__((n, n), dtype=A.dtype, device=A.device, symmetric=A.symmetric, psd=A.psd)
-        self._original, self._range = A, slice(start, stop)
-
-    def _decided_by(self) -> tuple[object, ...]:
-        return "submatrix", self._range.start, self._range.stop, self._original
-
-    def _padded(self, X: Tensor) -> Tensor:
-        full = X.new_zeros(self._original.shape[0], X.shape[1])
-        full[self._range] = X
-        return full
-
-    def _matmat(self, X: Tensor) -> Tensor:
-        return self._original._matmat(self._padded(X))[self._range]
-
-    def _rmatmat(self, Y: Tensor) -> Tensor:
-        return self._original._rmatmat(self._padded(Y))[self._range]
-
-
 class Projected(LinearOperator):
     """``(I − Q Qᵀ) A (I − P Pᵀ)`` with orthonormal columns ``Q: [m, r]`` and ``P: [n, s]``."""
 

@@ -31,7 +31,8 @@ def apart(run: Callable[[Any], Tensor], batch: Any, together: Tensor | None = No
             it, the answer is False.
         together: The output for all samples of a small batch, if computed already.
     """
-    lengths = {t.shape[0] if t.ndim else 0 for t in pytree.tree_leaves(batch) if _is_tensor(t)}
+    tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+    lengths = {t.shape[0] if t.ndim else 0 for t in tensors}
     if len(lengths) != 1 or 0 in lengths:
         return False
     samples = lengths.pop()
@@ -43,10 +44,6 @@ def apart(run: Callable[[Any], Tensor], batch: Any, together: Tensor | None = No
         together = run(take(batch, slice(0, samples)))
     together = together.detach()
     return all(_agrees(run, batch, together, samples, which) for which in ([samples - 1, 0], [0]))
-
-
-def _is_tensor(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor)
 
 
 def take(tree: Any, which: slice | Tensor) -> Any:

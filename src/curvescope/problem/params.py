@@ -71,7 +71,7 @@ class ParamSpace:
     @property
     def layers(self) -> tuple[str, ...]:
         """The modules that directly own a parameter, in order."""
-        return tuple(dict.fromkeys(_owner(name) for name in self._shapes))
+        return tuple(dict.fromkeys(name.rpartition(".")[0] for name in self._shapes))
 
     def slice(self, name: str) -> slice:
         """Where one parameter lies in the flat vector."""
@@ -138,10 +138,6 @@ class ParamSpace:
 
     def __repr__(self) -> str:
         return f"ParamSpace({len(self._shapes)} parameters, {self.size:,} numbers)"
-
-
-def _owner(name: str) -> str:
-    return name.rpartition(".")[0]
 
 
 def _choose(

@@ -75,7 +75,10 @@ def write_report(
 
 def render(run: RunDirectory, *, home: str = "", extra: Sequence[Extra] = ()) -> str:
     """The report as HTML; ``home`` is the address of a list of runs, if there is one."""
-    modules = [_module(name) for name in dict.fromkeys(family.section for family in STAGES)]
+    modules = [
+        import_module(f"curvescope.reports.sections.{name}")
+        for name in dict.fromkeys(family.section for family in STAGES)
+    ]
     built = [module.build(run) for module in (*modules, certificate)]
     ours = [section for section in built if section is not None]
     sections = [*ours, *user.build(run, extra), provenance.build(run)]
@@ -90,11 +93,6 @@ def render(run: RunDirectory, *, home: str = "", extra: Sequence[Extra] = ()) ->
         under=under,
         home=home,
     )
-
-
-def _module(name: str) -> Any:
-    """A module of ``reports.sections``."""
-    return import_module(f"curvescope.reports.sections.{name}")
 
 
 def fill(template: str, *, title: str, sections: list[Section], **values: Any) -> str:

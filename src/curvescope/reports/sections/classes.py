@@ -16,7 +16,6 @@ from curvescope.reports.sections.class_pictures import (
 )
 from curvescope.reports.sections.subject import count, listed
 
-_BARS = 150
 _SAME = 0.005
 """Relative distances up to this one count as zero."""
 _WORDS = {
@@ -27,14 +26,6 @@ _WORDS = {
     "within": "within classes",
 }
 _MAKERS = {**_WORDS, "diagonal": "part c = c′", "within": "spread within classes"}
-_COLORS = {
-    "global": "purple",
-    "class": "blue",
-    "cross": "vermilion",
-    "diagonal": "orange",
-    "within": "green",
-}
-_DASHES = {"class": "2 4", "cross": "8 4", "within": ""}
 
 
 def build(run: RunDirectory) -> Section | None:
