@@ -136,7 +136,8 @@ def test_a_diagonal_factor_is_as_good_as_the_matrix(side: str) -> None:
         K.inverse(0.3), torch.linalg.inv(dense + 0.3 * torch.eye(12).double()), rtol=1e-10
     )
     numbers = (top.first.amax() + 1, top.second.amax() + 1)  # counted from the largest
-    assert numbers[0] <= len(A) and numbers[1] <= len(B)
+    assert numbers[0] <= len(A)
+    assert numbers[1] <= len(B)
     assert (int(top.first[0]), int(top.second[0])) == (0, 0)
 
 

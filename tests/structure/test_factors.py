@@ -281,15 +281,10 @@ def test_refusals() -> None:
 
     with pytest.raises(cs.CurvescopeError, match="loss is not convex in the output"):
         kronecker_factors(cs.Problem(model, values_, concave))
-
-    class Sequences(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(4, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.fc(x).sum(1)
-
-    ragged = [(torch.randn(2, t, 4).double(), data[1]) for t in (2, 3)]
-    with pytest.raises(cs.CurvescopeError, match="same number of positions in all batches, got 2"):
-        kronecker_factors(cs.Problem(Sequences().double(), ragged))
+    for wrong, message in (
+        ({"sharing": "mean"}, "sharing must be one of"),
+        ({"draws": 0}, "draws"),
+        ({"draws": 1}, "generator"),
+    ):
+        with pytest.raises(cs.CurvescopeError, match=message):
+            kronecker_factors(cs.Problem(model, data), **wrong)

@@ -9,6 +9,8 @@ References:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -39,6 +41,28 @@ def root(
         vectors = (vectors.reshape(s, -1, each, c) * apart).reshape(each * s, terms, c)
     like = z.detach()[None].expand(vectors.shape[0], *z.shape)
     return loss.scatter(vectors, like).transpose(0, 1)
+
+
+def one_by_one(
+    matrix: OutputMatrix, loss: LossAt, z: Tensor, batch: int, *, by_term: bool = False
+) -> Iterator[tuple[Tensor, bool]]:
+    """The directions of :func:`root`, each as ``[B, *z.shape[1:]]``, and whether it is the last.
+
+    With many terms in a sample they are too many to be held together.
+    """
+    vectors = _of_terms(matrix, loss, z, batch)
+    s, terms, c = vectors.shape
+    each = 1 if by_term else terms // z.shape[0]
+    like = z.detach()[None]
+    for t in range(each):
+        for k in range(s):
+            direction = vectors[k]
+            if each > 1:
+                part = direction.view(-1, each, c)
+                direction = torch.zeros_like(part)
+                direction[:, t] = part[:, t]
+            u = loss.scatter(direction.reshape(1, terms, c), like)[0]
+            yield u, t == each - 1 and k == s - 1
 
 
 def directions_of(matrix: OutputMatrix, loss: LossAt) -> int:

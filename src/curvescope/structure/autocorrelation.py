@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from curvescope.errors import CurvescopeError
+from curvescope.operators.kronecker import Eigen
 from curvescope.structure.factors import KroneckerFactors
 
 
@@ -46,14 +47,14 @@ def autocorrelation_structure(factors: KroneckerFactors) -> AutocorrelationStruc
     (1.0, 5.0, 4.0)
     """
     A, mean = factors.autocorrelation.double(), factors.mean_input.double()
-    if factors.bias:
+    if factors.bias and A.ndim == 2 and len(A) > 1:
         A, mean = A[:-1, :-1], mean[:-1]
     mean = mean[:, None] if mean.ndim == 1 else mean
-    values, vectors = torch.linalg.eigh(A)
-    values = values.flip(0).clamp_min(0)
+    pairs = Eigen.of(A, psd=True)
+    values = pairs.values
     u, s, _ = torch.linalg.svd(mean, full_matrices=False)
-    aligned = torch.dot(vectors[:, -1], u[:, 0]).square() if s[0] > 0 else s.new_zeros(())
-    covariance = torch.linalg.eigvalsh(A - mean @ mean.T)[-1].clamp_min(0)
+    aligned = torch.dot(pairs.first(1)[:, 0], u[:, 0]).square() if s[0] > 0 else s.new_zeros(())
+    covariance = _without_mean(A, mean).clamp_min(0)
     floor = len(A) * torch.finfo(A.dtype).eps * float(values[0])
     return AutocorrelationStructure(
         name=factors.name,
@@ -62,6 +63,37 @@ def autocorrelation_structure(factors: KroneckerFactors) -> AutocorrelationStruc
         dominance=_ratio(s[0].square(), covariance, floor),
         eigenvalues=values.to(factors.autocorrelation.dtype),
     )
+
+
+def _without_mean(A: Tensor, mean: Tensor) -> Tensor:
+    """The largest eigenvalue of ``A − M Mᵀ`` for ``M: [n, T]``.
+
+    For a diagonal ``A`` no matrix ``[n, n]`` is formed: by Sylvester's law of inertia as many
+    eigenvalues lie above ``λ`` as ``λ − A`` has negative ones more than ``1 + Mᵀ (λ − A)⁻¹ M``,
+    and the interval is halved until nothing is left of it.
+
+    >>> diagonal, M = torch.tensor([3.0, 2.0]).double(), torch.tensor([[1.0], [1.0]]).double()
+    >>> [round(float(_without_mean(A, M)), 9) for A in (diagonal, torch.diag(diagonal))]
+    [2.618033989, 2.618033989]
+    """
+    if A.ndim == 2:
+        largest: Tensor = torch.linalg.eigvalsh(A - mean @ mean.T)[-1]
+        return largest
+    one = torch.eye(mean.shape[1], dtype=A.dtype, device=A.device)
+    floor = torch.finfo(A.dtype).eps * A.amax()
+
+    def above(level: Tensor) -> bool:
+        gap = level - A
+        gap = torch.where(gap.abs() < floor, floor, gap)
+        inner = one + mean.T @ (mean / gap[:, None])
+        return int((gap < 0).sum()) > int((torch.linalg.eigvalsh(inner) < 0).sum())
+
+    low, high = A.new_zeros(()), A.amax()
+    while True:
+        middle = (low + high) / 2
+        if middle in (low, high):
+            return high
+        low, high = (middle, high) if above(middle) else (low, middle)
 
 
 def _ratio(a: Tensor, b: Tensor | None, floor: float) -> float:

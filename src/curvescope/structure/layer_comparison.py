@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from curvescope import _checks
@@ -97,7 +96,7 @@ def compare_layer(
         overlap=compared.overlap.cpu().double(),
         ratio=singular.ratio.cpu().double(),
         singular_values=singular.values.cpu().double(),
-        output_eigenvalues=torch.linalg.eigvalsh(factors.output_hessian.double()).flip(0).cpu(),
+        output_eigenvalues=factors.eigen("output").values.cpu(),
         input_eigenvalues=structure.eigenvalues.cpu().double(),
         correspondences=_correspondences(factors, vectors, rows),
         products=pairs.products,
@@ -108,11 +107,8 @@ def _correspondences(
     factors: KroneckerFactors, vectors: dict[str, Tensor], rows: int
 ) -> dict[str, Tensor]:
     patterns = {}
-    for side, matrix in (
-        ("input", factors.autocorrelation),
-        ("output", factors.output_hessian),
-    ):
-        basis = torch.linalg.eigh(matrix.double())[1].flip(1)[:, :rows].to(matrix.dtype)
+    for side in ("input", "output"):
+        basis = factors.eigen(side).first(rows).to(factors.output_hessian)
         for name, columns in vectors.items():
             pattern = correspondence(columns, basis, side=side).matrix
             patterns[f"{name} {side}"] = pattern.cpu().float()

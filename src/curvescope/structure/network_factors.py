@@ -37,7 +37,7 @@ from curvescope.record.roots import root
 from curvescope.record.samples import check_samples
 from curvescope.record.selection import join, linear_layers, matrix_layer
 from curvescope.structure.classes import class_structure
-from curvescope.structure.factors import ALL, Members, by_label
+from curvescope.structure.factor_sums import ALL, Members, by_label
 from curvescope.structure.full_hessian import check_plain
 from curvescope.structure.layers import layer_moments
 

@@ -125,9 +125,8 @@ class _Spectrum:
 
     @classmethod
     def of(cls, factors: KroneckerFactors) -> _Spectrum:
-        gamma, t = torch.linalg.eigh(factors.autocorrelation.double().cpu())
-        tau = torch.linalg.eigvalsh(factors.output_hessian.double().cpu())
-        return cls(tau.flip(0).clamp_min(0), gamma.flip(0).clamp_min(0), t[:, -1])
+        inputs, outputs = factors.eigen("input"), factors.eigen("output")
+        return cls(outputs.values.cpu(), inputs.values.cpu(), inputs.first(1)[:, 0].cpu())
 
     def condition(self) -> RankOneCondition:
         off = float(self.tau[0] * self.gamma[1]) if len(self.gamma) > 1 else 0.0
