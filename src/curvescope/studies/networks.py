@@ -202,6 +202,12 @@ class Group:
         return images
 
     @property
+    def identity(self) -> str:
+        """What decides numbers: the trained and the initial weights, and the images."""
+        weights = [(trained.model, trained.initial, trained.seed) for trained in self.networks]
+        return digest("group", self.description, weights, self.data, self.few)
+
+    @property
     def name(self) -> str:
         """Of the network, as in :func:`curvescope.networks.network`."""
         return self.description.network
