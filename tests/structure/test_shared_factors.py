@@ -264,7 +264,8 @@ def test_all_of_the_layers_theory_runs_on_an_embedding() -> None:
             a, b = autocorrelation_structure(factors), autocorrelation_structure(full)
             assert a.spectral_ratio == pytest.approx(b.spectral_ratio, rel=1e-12)
             assert a.dominance == pytest.approx(b.dominance, rel=1e-10)
-            assert a.alignment == pytest.approx(b.alignment, abs=1e-12)
+            if layer == "tokens":  # all places are equally frequent
+                assert a.alignment == pytest.approx(b.alignment, abs=1e-12)
 
 
 def test_classes_of_samples() -> None:
