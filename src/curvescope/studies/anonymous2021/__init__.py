@@ -1,0 +1,1 @@
+"""Studies of *A Practical PAC-Bayes Generalisation Bound for Deep Learning*."""

@@ -1,0 +1,1 @@
+"""Studies of *Flatness is a False Friend*."""
