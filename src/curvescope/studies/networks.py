@@ -128,6 +128,10 @@ class Description:
     norms: str = "before pooling"  # or "after pooling": where batch norms stand
     fast: bool = False  # TF32 on a GPU, as papers of that time trained
 
+    def seeds_from(self, first: int) -> range:
+        """The seeds of the networks in a run with the seed ``first``."""
+        return range(first + self.start, first + self.start + self.seeds)
+
     @classmethod
     def of(cls, where: str, table: Mapping[str, Any], scale: Scale) -> Description:
         """From a table of a study's file, with what its scale changes.
@@ -262,13 +266,8 @@ def trained(
     on where they were. Initial weights follow from the seed.
     """
     outputs = data.classes if of.outputs is None else of.outputs
-    seeds = range(seed + of.start, seed + of.start + of.seeds)
-    models = []
-    for each in seeds:
-        generator = torch.Generator().manual_seed(each)
-        model = network(of.network, data.input_shape, outputs, init=of.init, generator=generator)
-        model = norms_after_pooling(model) if of.norms == "after pooling" else model
-        models.append(model.to(device))
+    seeds = of.seeds_from(seed)
+    models = [fresh(of, data, each).to(device) for each in seeds]
     initial = [{name: t.clone() for name, t in model.state_dict().items()} for model in models]
     recipes = [replace(of.recipe, seed=each) for each in seeds]
     file = work / f"{key}.safetensors"
@@ -300,6 +299,14 @@ def trained(
         Trained(evaluated(model), start, each)
         for model, start, each in zip(models, initial, seeds, strict=True)
     )
+
+
+def fresh(of: Description, data: Dataset, seed: int) -> nn.Module:
+    """An untrained network of the description, with the weights of this seed, on the CPU."""
+    generator = torch.Generator().manual_seed(seed)
+    outputs = data.classes if of.outputs is None else of.outputs
+    model = network(of.network, data.input_shape, outputs, init=of.init, generator=generator)
+    return norms_after_pooling(model) if of.norms == "after pooling" else model
 
 
 def _write(file: Path, weights: Mapping[str, Tensor], stamps: Mapping[str, str]) -> None:

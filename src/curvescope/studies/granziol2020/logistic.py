@@ -40,7 +40,9 @@ def run(run: Run) -> Result:
         values[f"{what}: last over first"] = last_over_first(values, what)
         values[f"{what}: least ratio from one weight decay to the next"] = least_step(values, what)
     first, last = (found[DECAYS[i]] for i in (0, -1))
-    values["gain in accuracy, last less first, less two standard errors, points"] = gain(first, last)
+    values["gain in accuracy, last less first, less two standard errors, points"] = gain(
+        first, last
+    )
     values["error of the mean eigenvalue from one random vector, relative"] = one_vector(
         first[0].spectra["eval"]
     )
@@ -71,7 +73,7 @@ def _held_out_elsewhere(run: Run, group: Group) -> list[float]:
 def _pictures(found: Solutions, *, paper: bool) -> tuple[Picture, ...]:
     def panel(what: str, column: str, numbers: tuple[float, ...]) -> Panel:
         printed = {"FF": numbers} if paper else None
-        return against_decay(what, {"": found}, lambda s: s.columns("eval")[column], printed=printed)
+        return against_decay(what, column, {"": (found, "eval")}, printed=printed)
 
     return (
         Picture(

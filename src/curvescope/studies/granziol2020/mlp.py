@@ -97,7 +97,9 @@ def _changes(values: dict[str, float | Value], found: Solutions) -> dict[str, fl
 
 def _orders(found: Solutions) -> dict[str, float | Value]:
     """Does a column order the solutions of a seed as the loss gap does?"""
-    seeds = [[each.columns("eval") for each in group] for group in zip(*found.values(), strict=True)]
+    seeds = [
+        [each.columns("eval") for each in group] for group in zip(*found.values(), strict=True)
+    ]
 
     def taus(what: str) -> list[float]:
         return [kendall([row[what] for row in rows], [row["ΔL"] for row in rows]) for rows in seeds]
@@ -135,7 +137,8 @@ def _pictures(shown: dict[str, Solutions], *, paper: bool) -> tuple[Picture, ...
     def panel(what: str) -> Panel:
         printed = {"PP": _PRINTED[what]} if paper else None
         title = what.replace("accuracy", "accuracy, per cent")
-        return against_decay(title, shown, lambda s: s.columns("eval")[what], printed=printed)
+        beside = {setting: (found, "eval") for setting, found in shown.items()}
+        return against_decay(title, what, beside, printed=printed)
 
     first = next(iter(shown.values()))
     spectra = {f"weight decay {d:g}": group[0].spectra["eval"] for d, group in first.items()}

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import sqrt
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from curvescope.data import Dataset
-from curvescope.figures.model import Curve, Panel
+from curvescope.figures.model import Curve, Panel, Scaling
 from curvescope.flatness.network_scores import weight_norms
 from curvescope.operators.base import LinearOperator
 from curvescope.operators.hessian import Hessian
@@ -91,18 +91,37 @@ def solutions(
     run: Run, key: str, group: Group, *, modes: Sequence[str] = ("eval",)
 ) -> tuple[Solution, ...]:
     """Every network of a group, measured."""
-    made = []
-    for each in group.networks:
-        spectra = {}
-        for mode in modes:
-            run.tell(f"{key}, seed {each.seed}, {mode} mode: spectrum")
-            problem = group.problem(each.model, size=run.get("batch", 2500), mode=mode)
-            spectra[mode] = spectrum(run, f"{key}-seed{each.seed}-{mode}", Hessian(problem))
-        norm = sqrt(weight_norms(Problem(each.model, group.data.batches(2500))).squared)
-        fits = [evaluate(each.model, data) for data in (group.data, group.held_out)]
-        right = predicted_right(each.model, group.held_out)
-        made.append(Solution(each.seed, fits[0], fits[1], right, norm, spectra))
-    return tuple(made)
+    few = len(group.few)
+    return tuple(
+        measured(run, key, each.model, each.seed, group.data, group.held_out, few, modes=modes)
+        for each in group.networks
+    )
+
+
+def measured(
+    run: Run,
+    key: str,
+    model: nn.Module,
+    seed: int,
+    data: Dataset,
+    held_out: Dataset,
+    curvature: int | None,
+    *,
+    modes: Sequence[str],
+) -> Solution:
+    """A network with its fits and the spectrum of H over the first ``curvature`` samples.
+
+    In train mode the samples come in batches of ``run["batch"]``, those of the batch norms.
+    """
+    few = replace(data, X=data.X[:curvature], y=data.y[:curvature])
+    spectra = {}
+    for mode in modes:
+        run.tell(f"{key}, seed {seed}, {mode} mode: spectrum")
+        problem = Problem(model, few.batches(run.get("batch", 2500)), mode=mode)
+        spectra[mode] = spectrum(run, f"{key}-seed{seed}-{mode}", Hessian(problem))
+    norm = sqrt(weight_norms(problem).squared)
+    fits = [evaluate(model, split) for split in (data, held_out)]
+    return Solution(seed, fits[0], fits[1], predicted_right(model, held_out), norm, spectra)
 
 
 @torch.no_grad()
@@ -215,16 +234,22 @@ def gain(first: Sequence[Solution], last: Sequence[Solution]) -> Value:
 
     The error is the larger of those over the seeds and over the samples, which are the same ones.
     """
-    pairs = list(zip(first, last, strict=True))
-    change = torch.stack([b.right.double() - a.right.double() for a, b in pairs])
-    by_sample = 100 * change.mean(0)
-    return beyond(
-        (100 * change.mean(1)).tolist(), error=float(by_sample.std()) / sqrt(len(by_sample))
-    )
+    return _gain([(a.right, b.right) for a, b in zip(first, last, strict=True)])
+
+
+def sample_gain(pairs: Sequence[tuple[nn.Module, nn.Module]], data: Dataset) -> Value:
+    """:func:`gain` of networks on held-out data, one pair for each seed."""
+    return _gain([(predicted_right(a, data), predicted_right(b, data)) for a, b in pairs])
+
+
+def _gain(pairs: Sequence[tuple[Tensor, Tensor]]) -> Value:
+    changes = 100 * torch.stack([b.double() - a.double() for a, b in pairs])
+    samples = changes.mean(0)
+    return beyond(changes.mean(1).tolist(), error=float(samples.std()) / sqrt(len(samples)))
 
 
 def change(found: Solutions, what: str, *, mode: str = "eval", sign: int = 1) -> Value:
-    """What the largest weight decay adds to a quantity (or takes: ``sign=-1``), as :func:`beyond`."""
+    """What the largest weight decay adds (``sign=-1``: takes), as :func:`beyond`."""
     pairs = zip(found[DECAYS[0]], found[DECAYS[-1]], strict=True)
     return beyond([sign * (b.columns(mode)[what] - a.columns(mode)[what]) for a, b in pairs])
 
@@ -271,19 +296,31 @@ def masses(title: str, spectra: Mapping[str, SpectralMeasure]) -> Panel:
 
 def against_decay(
     title: str,
-    found: Mapping[str, Solutions],
-    pick: Callable[[Solution], float],
+    what: str,
+    shown: Mapping[str, tuple[Solutions, str]],
     *,
     printed: Mapping[str, Sequence[float]] | None = None,
     factor: float = 1.0,
+    yscale: Scaling = "linear",
 ) -> Panel:
-    """A quantity against the weight decay: means over the seeds with bands, and printed values."""
+    """A column against the weight decay: means over the seeds with bands, and printed values.
+
+    Args:
+        title: Of the vertical axis.
+        what: The column.
+        shown: By label, solutions and the mode of the batch norms.
+        printed: The papers' values, by label.
+        factor: By how much the decays are larger than the papers'.
+        yscale: Of the vertical axis.
+    """
     x = [1e4 * factor * decay for decay in DECAYS]
-    shown = [
-        Curve.mean(label, x, torch.tensor([[pick(each) for each in group] for group in s.values()]).T)
-        for label, s in found.items()
+    curves = [
+        Curve.mean(
+            label, x, torch.tensor([[s.columns(mode)[what] for s in g] for g in of.values()]).T
+        )
+        for label, (of, mode) in shown.items()
     ]
-    shown += [
+    curves += [
         Curve.of(label, x, values, kind="points") for label, values in (printed or {}).items()
     ]
-    return Panel(xlabel="weight decay / 10⁻⁴", ylabel=title, curves=tuple(shown))
+    return Panel(xlabel="weight decay / 10⁻⁴", ylabel=title, curves=tuple(curves), yscale=yscale)
