@@ -1,4 +1,4 @@
-"""PP theorem 1 and eq. 1: curvature along a training whose loss goes to zero, and shifts of weights.
+"""Theorem 1 and eq. 1: curvature while the loss goes to zero, and shifts of the weights.
 
 The theorem's network: ReLU, no biases, softmax and cross-entropy, in float64, because the losses of
 single samples fall below what float32 can tell from zero.

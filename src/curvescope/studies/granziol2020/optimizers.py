@@ -67,10 +67,14 @@ def _values(data: str, found: Found) -> dict[str, float | Value]:
         for what in ("training loss", "training accuracy", "test accuracy", "‖w‖"):
             numbers = [each.columns("eval")[what] for each in group]
             values[f"{what}, {name}, {data}"] = over_seeds(numbers)
-    values[f"gain in accuracy by Gadam, {data}, less two standard errors, points"] = gain(
-        sgd, gadam
-    )
-    return values
+    gained = gain(found["SGD"], found["Gadam"])
+    return {**values, f"gain in accuracy by Gadam, {data}, {less}, points": gained}
+
+
+def _ratios(found: Found, what: str, mode: str) -> list[float]:
+    """A column of Gadam's solution over that of SGD's, for each seed."""
+    pairs = zip(found["SGD"], found["Gadam"], strict=True)
+    return [gadam.columns(mode)[what] / sgd.columns(mode)[what] for sgd, gadam in pairs]
 
 
 def _courses(trainings: Mapping[str, Mapping[str, Courses]]) -> Picture:
