@@ -58,17 +58,22 @@ class Chosen:
         }
 
 
-def chosen(run: Run, key: str, *, per_class: int | None = None) -> Chosen:
+def chosen(
+    run: Run, key: str, *, per_class: int | None = None, classes: int | None = None
+) -> Chosen:
     """A network trained at every rate of the scale's ``rates``; the best by its test error.
 
-    ``rates`` is a list, or how many rates there are between 0.25 and 0.0001.
+    ``rates`` is a list, or how many rates there are between 0.25 and 0.0001. ``per_class`` takes
+    another number of images than the description, ``classes`` the images of the first classes.
     """
     of = run.describe(key)
     if per_class is not None:
         of = replace(of, images=replace(of.images, per_class=per_class))
     assert of.held_out is not None, "a sweep needs images to choose by"
-    data = of.images.load(root=run.root, seed=run.seed, device=run.device)
-    held_out = of.held_out.load(root=run.root, seed=run.seed, device=run.device)
+    data, held_out = (
+        _first(images.load(root=run.root, seed=run.seed, device=run.device), classes)
+        for images in (of.images, of.held_out)
+    )
     model = network(
         of.network, data.input_shape, data.classes, init=of.init, generator=_seeded(run.seed)
     ).to(run.device)
@@ -82,6 +87,14 @@ def chosen(run: Run, key: str, *, per_class: int | None = None) -> Chosen:
             resume=True,
         )  # fmt: skip
     return Chosen(model, of, data, held_out, found)
+
+
+def _first(data: Dataset, classes: int | None) -> Dataset:
+    """The images of the first classes."""
+    if classes is None:
+        return data
+    rows = data.y < classes
+    return replace(data, X=data.X[rows], y=data.y[rows], classes=classes)
 
 
 def _seeded(seed: int) -> torch.Generator:

@@ -1,0 +1,157 @@
+"""Spectra of the Hessian, of G and of E on training and test data (Papyan 2020, fig. 3, 4, 14)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from curvescope.figures.model import Panel, Picture, rounded
+from curvescope.operators.base import LinearOperator
+from curvescope.operators.gauss_newton import GaussNewton
+from curvescope.operators.hessian import Hessian
+from curvescope.problem import Problem
+from curvescope.spectra.eigensolver import EigenPairs, eigenpairs
+from curvescope.spectra.measure import SpectralMeasure, spectral_measure
+from curvescope.structure.outliers import widest_gap
+from curvescope.studies.papyan2020.subjects import restored, saved
+from curvescope.studies.pictures import density
+from curvescope.studies.run import Result, Run, Value
+from curvescope.training import evaluate
+
+C = 10
+SPLITS = ("train", "test")
+Measures = dict[str, SpectralMeasure]  # "H" and "G" without their 2C largest, "E", "plain" H
+Largest = dict[str, Tensor]  # "H", "G": the 2C largest
+
+
+def run(run: Run) -> Result:
+    """Train, then measure the three matrices on both splits."""
+    group = run.networks("digits")
+    (model,) = group.models
+    values: dict[str, float | Value] = {}
+    measures: dict[str, Measures] = {}
+    largest: dict[str, Largest] = {}
+    for place, (split, images) in enumerate(zip(SPLITS, (group.data, group.held_out), strict=True)):
+        fit, few = evaluate(model, images), images.per_class(run["curvature_per_class"])
+        values |= {f"{split}: loss": fit.loss, f"{split}: error": 1 - fit.accuracy}
+        problem = Problem(model, few.batches(1000))
+
+        def measure(
+            problem: Problem = problem, split: str = split, place: int = place
+        ) -> dict[str, Tensor]:
+            run.tell(f"spectra of H, G and E, {split} data")
+            return _measure(run, problem, run.generator(10 + place))
+
+        parts = run.once(f"components-{split}", measure)
+        measures[split] = {name: restored(parts, f"{name} ") for name in ("H", "G", "E", "plain")}
+        largest[split] = {name: parts[f"{name} largest"].cpu() for name in ("H", "G")}
+    values |= _outliers(largest) | _components(largest, measures) | _deflation(largest, measures)
+    numbers = {
+        f"largest eigenvalues of {name}, {split}": own.tolist()
+        for split in SPLITS
+        for name, own in largest[split].items()
+    }
+    return Result(values, _pictures(largest, measures), numbers)
+
+
+def _measure(run: Run, problem: Problem, generator: torch.Generator) -> dict[str, Tensor]:
+    H, G = Hessian(problem, keep=True), GaussNewton(problem, keep=True)
+    basis = run.get("basis")  # 17 GB of vectors on a GPU, so that a search needs few products
+    found: dict[str, Tensor] = {}
+
+    def density_of(name: str, A: LinearOperator, out: EigenPairs | int) -> None:
+        measure = spectral_measure(A, steps=run["steps"], deflate=out, generator=generator)
+        found.update({f"{name} {part}": tensor for part, tensor in saved(measure).items()})
+
+    for name, A in (("H", H), ("G", G)):
+        pairs = eigenpairs(A, 2 * C, tol=1e-3, basis=basis, max_products=basis, generator=generator)
+        found[f"{name} largest"] = pairs.values.double().cpu()
+        density_of(name, A, pairs)
+    density_of("E", H - G, 0)
+    density_of("plain", H, 0)
+    H.release()
+    return found
+
+
+# Numbers -----------------------------------------------------------------------------------------
+
+
+def _outliers(largest: dict[str, Largest]) -> dict[str, float | Value]:
+    values: dict[str, float | Value] = {}
+    for split, own in largest.items():
+        for name, eigenvalues in own.items():
+            gap = widest_gap(eigenvalues, most=2 * C - 1)
+            after = float(eigenvalues[C - 1] / eigenvalues[C])
+            note = f"gap of a factor {gap.ratio:.2f}; λ₁₀/λ₁₁ = {after:.2f}"
+            values[f"outliers of {name}, {split} data"] = Value(gap.count, note)
+    first = {split: float(own["H"][0]) for split, own in largest.items()}
+    return {**values, "λ₁ of H, test over train": first["test"] / first["train"]}
+
+
+def _components(
+    largest: dict[str, Largest], measures: dict[str, Measures]
+) -> dict[str, float | Value]:
+    """“Outliers attributable to G, bulk attributable to E” (sec. 5.1)."""
+    values: dict[str, float | Value] = {}
+    for split in SPLITS:
+        top, own = largest[split], measures[split]
+        width = {name: _width(own[name]) for name in ("H", "G", "E")}
+        values |= {
+            f"C largest of G over those of H, mean, {split}": float(
+                (top["G"][:C] / top["H"][:C]).mean()
+            ),
+            f"largest of E over the tenth of H, {split}": own["E"].support[1]
+            / float(top["H"][C - 1]),
+            f"width of the bulk, G over H, {split}": width["G"] / width["H"],
+            f"width of the bulk, E over G, {split}": width["E"] / width["G"],
+        }
+    top = largest["test"]
+    shared = top["H"][:C] >= top["G"][:C] + measures["test"]["E"].support[0]
+    values["test: λᵢ(H) ≥ λᵢ(G) + λ_min(E) for i ≤ C (interlacing)"] = float(shared.double().mean())
+    below = measures["train"]["plain"].cdf(
+        torch.tensor([-1e-6 * float(largest["train"]["H"][0])], dtype=torch.float64)
+    )
+    values["share of negative eigenvalues of the train Hessian"] = float(below)
+    return values
+
+
+def _width(measure: SpectralMeasure) -> float:
+    """The root mean square of the eigenvalues that are not taken out."""
+    return float((measure.weights * measure.nodes.square()).sum(1).mean().sqrt())
+
+
+def _deflation(
+    largest: dict[str, Largest], measures: dict[str, Measures]
+) -> dict[str, float | Value]:
+    pairs, own = largest["train"]["H"][:C], measures["train"]
+    nearest = (pairs[:, None] - own["plain"].nodes.flatten()).abs().amin(1) / pairs
+    spans = [own[name].support[1] - own[name].support[0] for name in ("H", "plain")]
+    return {
+        "train: C largest of H against the nearest node of Lanczos alone, worst": float(
+            nearest.max()
+        ),
+        "train: spacing of the grid, deflated over plain": spans[0] / spans[1],
+    }
+
+
+# Pictures ----------------------------------------------------------------------------------------
+
+
+def _pictures(largest: dict[str, Largest], measures: dict[str, Measures]) -> tuple[Picture, ...]:
+    def panel(name: str, split: str) -> Panel:
+        measure = measures[split][name]
+        outliers = largest[split].get(name)
+        linear = None if outliers is None else rounded(max(abs(x) for x in measure.support))
+        return density(f"{name}, {split}", measure, outliers=outliers, linear=linear)
+
+    three = tuple(panel(name, split) for split in SPLITS for name in ("H", "G", "E"))
+    own = measures["train"]
+    width = rounded(max(abs(x) for x in own["H"].support))
+    both = (
+        density("largest pairs taken out", own["H"], outliers=largest["train"]["H"], linear=width),
+        density("Lanczos alone", own["plain"], linear=width),
+    )
+    return (
+        Picture("components", "Spectra of H, G and E, train and test (fig. 3, 4).", three, 3),
+        Picture("deflation", "The train Hessian with and without deflation (fig. 14).", both),
+    )
