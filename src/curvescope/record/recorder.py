@@ -8,23 +8,31 @@ themselves, needs no symbolic tracing, and follows data-dependent control flow.
 What makes it safe. In the forward pass autograd's own ``requires_grad`` must agree with our slots:
 a tensor that requires grad but that we never saw made (a custom autograd function, say) stops the
 recording, and a tensor that we saw but that does not require grad (``detach``, ``no_grad``) is a
-constant, as it is for autograd. An in-place operation on memory that another recorded tensor shares
-stops it too. The caller then uses the universal engine.
+constant, as it is for autograd. The caller then uses the universal engine.
+
+An operation that writes to memory which other tensors look at, a row of a buffer for example,
+changes all of them. From then on the memory itself has a slot, one row of all its numbers: a write
+makes a new one, and a tensor in it gets a new slot from it where it is used next (:mod:`rules.memory`).
 """
 
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import get_gradient_edge
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from curvescope.errors import ModelError
 from curvescope.record.apart import APART
 from curvescope.record.memory import address
 from curvescope.record.rules import RULES, Call, Untraceable, flatten, linear_step
+from curvescope.record.rules.memory import Place, read, write
+from curvescope.record.rules.user_function import user_function
 from curvescope.record.tape import Step
 
 aten = torch.ops.aten
@@ -34,6 +42,15 @@ _RANDOM = "the model's forward draws random numbers ({}), so its loss is not a f
 _ALIASES = {aten.detach.default, aten.alias.default}
 # In-place forms whose rule needs only the result, or no number at all.
 _INPLACE = {aten.relu_.default: aten.relu.default, aten.add_.Tensor: aten.add.Tensor}
+
+
+@dataclass
+class _Written:
+    """A memory that was written to where several tensors look at it."""
+
+    owner: Tensor  # one of them, so that the memory is not given to others
+    slot: int | None  # of all its numbers; None while all of them are constants
+    version: int = 0  # how often it was written to
 
 
 class Recorder(TorchDispatchMode):
@@ -48,9 +65,9 @@ class Recorder(TorchDispatchMode):
         self._origins: list[Tensor] = []  # the tensor that each slot was made for
         self._foreign: set[int] = set()  # slots of by-products whose tangents autograd may not know
         self._claimed: dict[int, Any] = {}  # slot -> the operator of torch.library that made it
-        self._memory: dict[
-            int | None, set[int]
-        ] = {}  # storage -> ids of the tensors with a slot in it
+        self._memory: dict[int, set[int]] = {}  # address -> ids of the tensors with a slot in it
+        self._written: dict[int, _Written] = {}  # by address
+        self._versions: dict[int, int] = {}  # id -> the version of its memory that its slot is of
         self._second_order = True
         self._nested = False
 
@@ -106,12 +123,15 @@ class Recorder(TorchDispatchMode):
         self._slots.clear()
         self._origins.clear()
         self._memory.clear()
+        self._written.clear()
 
     def _bind(self, tensor: Tensor, slot: int) -> None:
         self._slots[id(tensor)] = (slot, tensor)
         where = address(tensor)
         if where is not None:
             self._memory.setdefault(where, set()).add(id(tensor))
+            if where in self._written:
+                self._versions[id(tensor)] = self._written[where].version
 
     def _varies(self, tensor: Any) -> bool:
         """Whether this argument depends on the parameters, as autograd sees it."""
@@ -121,11 +141,10 @@ class Recorder(TorchDispatchMode):
         if self.forward_slots is not None and not self._second_order:
             return entry is not None and entry[0] >= self.forward_slots
         if entry is None:
-            if tensor.requires_grad:
-                raise Untraceable(
-                    "a tensor that requires grad was made outside the recorded operations"
-                )
-            return False
+            if not tensor.requires_grad:
+                return False
+            self._adopt(tensor)
+            return True
         if self.forward_slots is not None and entry[0] >= self.forward_slots:
             return True
         if self.forward_slots is None:
@@ -144,6 +163,8 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         kwargs = kwargs or {}
+        if self._written:
+            self._look_again(flatten(args, kwargs))
         if func in _ALIASES:  # autograd's own way to hand a saved tensor on
             out = func(*args, **kwargs)
             entry = self._slots.get(id(args[0]))
@@ -198,7 +219,7 @@ class Recorder(TorchDispatchMode):
         leaves = flatten(args, kwargs)
         if torch.Tag.inplace_view in func.tags:
             return self._reshape(func, args, kwargs, active, leaves)
-        self._refuse_shared(target)
+        shared = self._shared(target)
         if func in _INPLACE:
             out = func(*args, **kwargs)
             functional = _INPLACE[func]
@@ -209,6 +230,10 @@ class Recorder(TorchDispatchMode):
             args = tuple(copied)
             out = target.copy_(new)
         self._record(functional, args, kwargs, out, active, leaves)
+        if shared is not None:
+            shared.version += 1
+            self._write(shared, target)
+            self._versions[id(target)] = shared.version
         return out
 
     def _reshape(self, func: Any, args: Any, kwargs: Any, active: list[int], leaves: Any) -> Any:
@@ -239,10 +264,76 @@ class Recorder(TorchDispatchMode):
             self._foreign.update(t for t in targets if t is not None)
         self._calls.append((call, sources, targets))
 
-    def _refuse_shared(self, target: Tensor) -> None:
-        sharing = self._memory.get(address(target), set())
-        if target._is_view() or sharing - {id(target)}:
-            raise Untraceable("an in-place operation on memory that several tensors share")
+    def _adopt(self, tensor: Tensor) -> None:
+        """A slot for the result of a function that has a derivative of its own."""
+        node = tensor.grad_fn
+        if not isinstance(node, BackwardCFunction) or address(tensor) in self._memory:
+            raise Untraceable(
+                "a tensor that requires grad was made outside the recorded operations"
+            )
+        edges = [edge for edge in node.next_functions if edge[0] is not None]
+        slots: dict[Any, int] = {}
+        for slot, known in reversed(self._slots.values()):
+            if known.requires_grad:
+                slots.setdefault((get_gradient_edge(known).node, known.output_nr), slot)
+            if all(edge in slots for edge in edges):
+                break
+        else:
+            raise Untraceable(f"an argument of {type(node).__name__} was not recorded")
+        call = Call(user_function, (node, tensor.output_nr), {}, None, list(range(len(edges))))
+        sources = tuple(slots[edge] for edge in edges)
+        self._calls.append((call, sources, (self.add(tensor),)))
+
+    # Memory that several tensors look at ---------------------------------------------------------
+
+    def _shared(self, target: Tensor) -> _Written | None:
+        """The memory of a tensor about to be written to; None if the tensor has it for itself."""
+        where = address(target)
+        if where is None or where in self._written:
+            return None if where is None else self._written[where]
+        inside = sorted(self._slots[i][0] for i in self._memory.get(where, ()))
+        if not target._is_view() and not self._memory.get(where, set()) - {id(target)}:
+            return None
+        tensors = {self._slots[i][0]: self._slots[i][1] for i in self._memory.get(where, ())}
+        memory = self._written[where] = _Written(target, None)
+        for slot in inside:
+            tensor = tensors[slot]
+            if tensor.element_size() != target.element_size():
+                raise Untraceable("an in-place operation on memory that is read in two dtypes")
+            if self._varies(tensor):
+                self._write(memory, tensor)
+        for i in self._memory.get(where, ()):
+            self._versions[i] = 0
+        return memory
+
+    def _write(self, memory: _Written, tensor: Tensor) -> None:
+        """Note that a part of a memory has the numbers of a tensor."""
+        place = Place.of(tensor)
+        sources = (memory.slot, self._slots[id(tensor)][0])
+        memory.slot = self._row(place.room, memory.owner)
+        self._calls.append((Call(write, (place,), {}, None, [0, 1]), sources, (memory.slot,)))
+
+    def _row(self, room: int, owner: Tensor) -> int:
+        """A slot for all numbers of a memory."""
+        self.sizes.append(room)
+        self._origins.append(owner)
+        return len(self.sizes) - 1
+
+    def _look_again(self, leaves: list[Any]) -> None:
+        """New slots for arguments whose memory was written to after they got theirs."""
+        for leaf in leaves:
+            memory = self._written.get(address(leaf)) if isinstance(leaf, Tensor) else None
+            if memory is None or memory.slot is None:
+                continue
+            if self._versions.get(id(leaf)) == memory.version:
+                continue
+            linear = self.forward_slots is not None and not self._second_order
+            if linear and memory.slot < self.forward_slots:
+                continue  # the forward pass counts as constant
+            call = Call(read, (Place.of(leaf),), {}, None, [0])
+            source, slot = memory.slot, self._row(leaf.numel(), memory.owner)
+            self._bind(leaf, slot)
+            self._calls.append((call, (source,), (slot,)))
 
     def _check_mutation(self, out: Any) -> None:
         """A constant written over a tensor with a slot would leave us with a stale slot."""

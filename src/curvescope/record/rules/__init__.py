@@ -14,7 +14,14 @@ differentiation of the operation itself, so that the list below is about speed, 
 
 # Importing a file of rules registers them.
 from curvescope.record.constant import Cache
-from curvescope.record.rules import convolution, pointwise, products, shapes
+from curvescope.record.rules import (
+    convolution,
+    memory,
+    pointwise,
+    products,
+    shapes,
+    user_function,
+)
 from curvescope.record.rules.generic import linear_step
 from curvescope.record.rules.step import (
     RULES,
@@ -31,5 +38,5 @@ from curvescope.record.rules.step import (
 
 __all__ = [
     "RULES", "Cache", "Call", "LinearStep", "Outputs", "Untraceable", "convolution", "flatten",
-    "lift", "linear_step", "make_step", "pointwise", "products", "rule", "shapes", "total",
+    "lift", "linear_step", "make_step", "memory", "pointwise", "products", "rule", "shapes", "total", "user_function",
 ]  # fmt: skip
