@@ -12,15 +12,8 @@ from tests.cases import BY_NAME, CASES, dense
 from tests.conformance import check_products
 from tests.tolerances import EXACT
 
-# What only the universal engine takes: derivatives that the user defines, activations that are
-# computed again in the backward pass, and torch's fused GRU cell, which writes into views of its
-# own intermediate results.
-NEEDS_GRAPHS = {
-    "custom-function-classic",
-    "custom-function-for-transforms",
-    "checkpoint",
-    "gru-cell",
-}
+# What only the universal engine takes: activations that are computed again in the backward pass.
+NEEDS_GRAPHS = {"checkpoint"}
 # Models on which torch's own double backward is wrong; the tape takes the operation apart.
 WRONG_IN_TORCH = {"weight-norm"}
 

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import BatchEncoding
 
 import curvescope as cs
-from tests.huggingface import VOCABULARY, model
+from tests.foreign.hugging_face import VOCABULARY, model
 
 N, T = 6, 5
 

@@ -84,6 +84,54 @@ def _changed_in_place(x: Tensor) -> Tensor:
     return x.sin().mul_(2.0).add_(x.cos()).sub_(x[0] * x[1]).neg_()
 
 
+def _argument_overwritten(x: Tensor) -> Tensor:
+    """Autograd has saved the result of the sigmoid, so that its argument may change."""
+    u = x * 2
+    y = u.sigmoid()
+    u.add_(y)
+    return u.cos() * y
+
+
+def _quotient_overwritten(x: Tensor) -> Tensor:
+    y = (x * 2) / (x + 5)
+    y.add_(x[0])
+    return y.sin()
+
+
+def _seen_through_a_view(x: Tensor) -> Tensor:
+    u = x * 2.0
+    v = u[2:]
+    w = v.exp()
+    u.mul_(x)
+    return torch.cat([u.sin(), w, v.cos()])
+
+
+def _filled_row_by_row(x: Tensor) -> Tensor:
+    rows = torch.zeros(3, 6).double()
+    for i in range(3):
+        rows[i] = x * (i + 1)
+    rows[:, 1].mul_(2)
+    rows[0, 0] = 3.0
+    rows.t()[2].exp_()
+    return (rows * rows.sum(0)).cos().sum(0)
+
+
+def _written_through_a_transposed_view(x: Tensor) -> Tensor:
+    u = x.sin()
+    v = u.view(2, 3)
+    v.t()[1] = x[:2]
+    v.fill_diagonal_(2.0)
+    u.clamp_(-0.4, 0.4)
+    return u * x
+
+
+def _added_and_masked(x: Tensor) -> Tensor:
+    sums = torch.zeros(6).double()
+    sums.index_add_(0, torch.tensor([0, 1, 1, 3]), x[:4] ** 2)
+    sums[sums > 0.1] = sums[sums > 0.1] * 2
+    return sums * x
+
+
 # Old forms and odd arguments, each as a function of one vector of six numbers.
 FORMS: dict[str, Callable[[Tensor], Tensor]] = {
     "cat with an empty vector, dim -2": lambda x: torch.cat(
@@ -119,6 +167,12 @@ FORMS: dict[str, Callable[[Tensor], Tensor]] = {
     ),
     "complex in the middle": lambda x: torch.view_as_real(torch.polar(x.exp(), x).square()),
     "changed in place": _changed_in_place,
+    "argument overwritten": _argument_overwritten,
+    "quotient overwritten": _quotient_overwritten,
+    "memory seen through a view": _seen_through_a_view,
+    "memory filled row by row": _filled_row_by_row,
+    "memory written through a transposed view": _written_through_a_transposed_view,
+    "memory added to and masked": _added_and_masked,
     "shape changed in place": _unsqueezed_in_place,
     "lgamma": lambda x: x.abs().lgamma(),
     "hardswish": lambda x: F.hardswish(2 * x),
@@ -132,8 +186,7 @@ FORMS: dict[str, Callable[[Tensor], Tensor]] = {
     "product of a zero": lambda x: torch.cat([x[:2], x[:1] * 0, x[3:]]).prod(0),
 }  # fmt: skip
 ON_GRAPHS = {
-    "complex in the middle", "as_strided of a transposed result", "cumulated product of a zero",
-    "product of a zero",
+    "complex in the middle", "cumulated product of a zero", "product of a zero",
 }  # fmt: skip
 
 

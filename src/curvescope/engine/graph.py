@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from curvescope.problem.batches import Batch
+from curvescope.problem.leftovers import refuse_leftovers
 from curvescope.problem.params import ParamSpace
 from curvescope.problem.problem import Problem
 from curvescope.record.batch import LinearizedBatch
@@ -29,6 +30,7 @@ class GraphBatch(LinearizedBatch):
         self._variables = problem.variables()
         with problem.evaluation():
             self._z = problem.output(self._variables, batch)
+            refuse_leftovers(problem.model, self._variables.values(), self._z)
             self._loss = problem.loss_at(self._z, batch)
             self.weight = self._loss.weight
             self._u = self._loss.gradient().requires_grad_()

@@ -74,7 +74,10 @@ class Settings:
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        """Ignore from now on what changes in the block: the evaluation writes it."""
+        """Ignore from now on what changes in the block: the evaluation writes it.
+
+        Hooks that it sets, as models of Hugging Face do in their first pass, belong to the model.
+        """
         before = None if self._same() else [thing.differences() for thing in self._things]
         try:
             yield
@@ -82,7 +85,11 @@ class Settings:
             if not self._same():
                 for i, thing in enumerate(self._things):
                     earlier = before[i] if before else []
-                    thing.written.update({*thing.differences()} - {*earlier, "class", *_STRUCTURE})
+                    changed = {*thing.differences()} - {*earlier}
+                    thing.written.update(changed - {"class", *_STRUCTURE})
+                    for name in changed & {*HOOKS}:
+                        thing.before[name].clear()
+                        thing.before[name].update(thing.now[name])
 
 
 class _Thing:

@@ -20,18 +20,36 @@ MISTAKES = (
 """The errors of a forward pass that does not fit its inputs."""
 
 
-def decoder_inputs(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    """The decoder inputs of a Hugging Face model: its labels, shifted by one position.
+def more_arguments(model: nn.Module, batch: Batch) -> dict[str, Any]:
+    """What a Hugging Face model is given beside its inputs.
 
-    The model makes them from ``labels``, without which a problem runs it.
+    Decoder inputs are the labels, shifted by one position, which the model makes from ``labels``;
+    a problem runs it without them, unless the model has no other way. Caches of earlier positions
+    serve to go on with a text: they are left out, with the copies of keys and values in them.
     """
-    prepare = getattr(model, "prepare_decoder_input_ids_from_labels", None)
     inputs = batch.inputs if isinstance(batch.inputs, Mapping) else {}
-    if prepare is None or not isinstance(batch.target, Tensor):
-        return {}
+    whole = _whole(model)
+    takes = inspect.signature(whole.forward).parameters
+    more: dict[str, Any] = {}
+    if "use_cache" in takes and "use_cache" not in inputs:
+        more["use_cache"] = False
+    if not isinstance(batch.target, Tensor) or "decoder_input_ids" not in takes:
+        return more
     if "decoder_input_ids" in inputs or "decoder_inputs_embeds" in inputs:
-        return {}
-    return {"decoder_input_ids": prepare(labels=batch.target)}
+        return more
+    prepare = getattr(whole, "prepare_decoder_input_ids_from_labels", None)
+    if prepare is not None:
+        more["decoder_input_ids"] = prepare(labels=batch.target)
+    elif "labels" in takes:
+        more["labels"] = batch.target
+    return more
+
+
+def _whole(model: nn.Module) -> nn.Module:
+    """The model inside of adapters, which hand on all arguments."""
+    base = getattr(model, "get_base_model", None)
+    inside = base() if callable(base) else model
+    return inside if isinstance(inside, nn.Module) else model
 
 
 def arguments_for(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

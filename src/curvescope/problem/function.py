@@ -18,7 +18,7 @@ from curvescope.problem.calling import (
     MISTAKES,
     arguments_for,
     call_with,
-    decoder_inputs,
+    more_arguments,
     output_of,
 )
 from curvescope.problem.causes import model_error
@@ -79,7 +79,7 @@ class ModelFunction:
     def output(self, variables: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """``f(x; w)`` as a tensor, with everything but ``variables`` held constant."""
         z = output_of(
-            "Problem(model)", self._call(variables, batch, decoder_inputs(self.model, batch))
+            "Problem(model)", self._call(variables, batch, more_arguments(self.model, batch))
         )
         if not z.is_floating_point() or not z.requires_grad:
             rule = "the model's output does not depend on the chosen parameters"

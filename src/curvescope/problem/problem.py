@@ -14,9 +14,11 @@ from curvescope import _checks, _state
 from curvescope.errors import CurvescopeError, ModelError
 from curvescope.identity import digest
 from curvescope.problem.batches import Batch, Batches
+from curvescope.problem.calling import more_arguments
 from curvescope.problem.causes import different_passes, random_output
 from curvescope.problem.contents import Contents
 from curvescope.problem.function import ModelFunction, close
+from curvescope.problem.leftovers import caches, emptied, refuse_leftovers
 from curvescope.problem.losses import Loss, LossAt, as_loss
 from curvescope.problem.losses.model_loss import (
     MODEL,
@@ -89,6 +91,7 @@ class Problem(ModelFunction):
         self._named = to_compare(loss, self._loss) if labels else None
         with _state.exclusive(model):
             self._contents = Contents(model, self._loss)
+            self._caches = caches(model)
         if batch_size is not None:
             _checks.positive_int("Problem", "batch_size", batch_size)
             if mode == "train":
@@ -153,7 +156,9 @@ class Problem(ModelFunction):
         with self.evaluation():
             output = self.output(variables, first).detach()
             try:
-                result = self._call(variables, first, {"labels": first.target})
+                result = self._call(
+                    variables, first, more_arguments(self.model, first) | {"labels": first.target}
+                )
             except ModelError as error:
                 if not isinstance(error.__cause__, TypeError):
                     raise
@@ -219,6 +224,7 @@ class Problem(ModelFunction):
         settings = self._contents.settings
         with (
             _state.exclusive(self.model),
+            emptied(self._caches),
             nullcontext() if settings is None else settings.evaluation(),
             super().evaluation(variables),
         ):
@@ -249,6 +255,8 @@ class Problem(ModelFunction):
                 total += at.value().double()
                 weight += at.weight
                 if gradient:
+                    if batch.index == 0:
+                        refuse_leftovers(self.model, variables.values(), z)
                     pieces = torch.autograd.grad(
                         z, list(variables.values()), at.gradient(), allow_unused=True,
                         materialize_grads=True,

@@ -12,7 +12,8 @@ constant, as it is for autograd. The caller then uses the universal engine.
 
 An operation that writes to memory which other tensors look at, a row of a buffer for example,
 changes all of them. From then on the memory itself has a slot, one row of all its numbers: a write
-makes a new one, and a tensor in it gets a new slot from it where it is used next (:mod:`rules.memory`).
+makes a new one, and a tensor in it gets a new slot from it where it is used next, see
+:mod:`rules.memory`.
 """
 
 from __future__ import annotations
@@ -66,8 +67,10 @@ class Recorder(TorchDispatchMode):
         self._foreign: set[int] = set()  # slots of by-products whose tangents autograd may not know
         self._claimed: dict[int, Any] = {}  # slot -> the operator of torch.library that made it
         self._memory: dict[int, set[int]] = {}  # address -> ids of the tensors with a slot in it
+        self._readers: dict[int, list[Call]] = {}  # address -> calls whose rules may look there
         self._written: dict[int, _Written] = {}  # by address
         self._versions: dict[int, int] = {}  # id -> the version of its memory that its slot is of
+        self._constants: list[Tensor] = []  # kept alive, so that no other tensor gets their ids
         self._second_order = True
         self._nested = False
 
@@ -116,6 +119,7 @@ class Recorder(TorchDispatchMode):
         """
         steps = [Step(str(call.op), linear_step(call), *slots) for call, *slots in self._calls]
         self._calls = []
+        self._readers.clear()
         return steps
 
     def forget(self) -> None:
@@ -124,6 +128,7 @@ class Recorder(TorchDispatchMode):
         self._origins.clear()
         self._memory.clear()
         self._written.clear()
+        self._constants.clear()
 
     def _bind(self, tensor: Tensor, slot: int) -> None:
         self._slots[id(tensor)] = (slot, tensor)
@@ -177,10 +182,12 @@ class Recorder(TorchDispatchMode):
             raise ModelError("Problem", _RANDOM.format(func), remedy=remedy)
         leaves = flatten(args, kwargs)
         active = [i for i, leaf in enumerate(leaves) if self._varies(leaf)]
+        if mutable:
+            self._save_numbers([*args[:1], *flatten((), kwargs)])
         if not active:
             out = func(*args, **kwargs)
             if mutable:
-                self._check_mutation(out)
+                self._overwritten(out)
             return out
         if self.forward_slots is None and not self._nested and not torch.is_grad_enabled():
             if func.namespace == "aten" or func not in RULES:
@@ -263,6 +270,11 @@ class Recorder(TorchDispatchMode):
         if not self._nested and func not in RULES and len(outs) > 1:
             self._foreign.update(t for t in targets if t is not None)
         self._calls.append((call, sources, targets))
+        if not _is_view(func):
+            for leaf in leaves:
+                where = address(leaf) if isinstance(leaf, Tensor) else None
+                if where is not None:
+                    self._readers.setdefault(where, []).append(call)
 
     def _adopt(self, tensor: Tensor) -> None:
         """A slot for the result of a function that has a derivative of its own."""
@@ -291,20 +303,34 @@ class Recorder(TorchDispatchMode):
         where = address(target)
         if where is None or where in self._written:
             return None if where is None else self._written[where]
-        inside = sorted(self._slots[i][0] for i in self._memory.get(where, ()))
-        if not target._is_view() and not self._memory.get(where, set()) - {id(target)}:
+        inside = self._memory.get(where, set())
+        if not target._is_view() and not inside - {id(target)}:
             return None
-        tensors = {self._slots[i][0]: self._slots[i][1] for i in self._memory.get(where, ())}
         memory = self._written[where] = _Written(target, None)
-        for slot in inside:
-            tensor = tensors[slot]
+        written: set[int] = set()
+        for slot, tensor in sorted((self._slots[i] for i in inside), key=lambda entry: entry[0]):
             if tensor.element_size() != target.element_size():
                 raise Untraceable("an in-place operation on memory that is read in two dtypes")
-            if self._varies(tensor):
+            if slot not in written and self._varies(tensor):
                 self._write(memory, tensor)
-        for i in self._memory.get(where, ()):
-            self._versions[i] = 0
+                written.add(slot)
+        self._versions.update(dict.fromkeys(inside, 0))
         return memory
+
+    def _save_numbers(self, leaves: list[Any]) -> None:
+        """Copies for the calls that refer to memory which may be written to now.
+
+        Their rules are made later. Autograd allows such a write where it has saved the result
+        instead, and in a backward pass nobody watches.
+        """
+        for leaf in leaves:
+            where = address(leaf) if isinstance(leaf, Tensor) else None
+            calls = self._readers.pop(where, ()) if where is not None else ()
+            copies: dict[int, Tensor] = {}
+            for call in calls:
+                for old in call.leaves:
+                    if isinstance(old, Tensor) and address(old) == where:
+                        call.replace(old, copies.setdefault(id(old), old.clone()))
 
     def _write(self, memory: _Written, tensor: Tensor) -> None:
         """Note that a part of a memory has the numbers of a tensor."""
@@ -322,29 +348,40 @@ class Recorder(TorchDispatchMode):
     def _look_again(self, leaves: list[Any]) -> None:
         """New slots for arguments whose memory was written to after they got theirs."""
         for leaf in leaves:
-            memory = self._written.get(address(leaf)) if isinstance(leaf, Tensor) else None
+            where = address(leaf) if isinstance(leaf, Tensor) else None
+            memory = None if where is None else self._written.get(where)
             if memory is None or memory.slot is None:
                 continue
             if self._versions.get(id(leaf)) == memory.version:
                 continue
-            linear = self.forward_slots is not None and not self._second_order
-            if linear and memory.slot < self.forward_slots:
+            if not self._second_order and memory.slot < (self.forward_slots or 0):
                 continue  # the forward pass counts as constant
             call = Call(read, (Place.of(leaf),), {}, None, [0])
             source, slot = memory.slot, self._row(leaf.numel(), memory.owner)
             self._bind(leaf, slot)
             self._calls.append((call, (source,), (slot,)))
 
-    def _check_mutation(self, out: Any) -> None:
-        """A constant written over a tensor with a slot would leave us with a stale slot."""
+    def _overwritten(self, out: Any) -> None:
+        """A tensor that autograd takes for a constant, and that is written to, is one from then on.
+
+        What shares its memory keeps the derivative that autograd gives it.
+        """
         if isinstance(out, Tensor) and id(out) in self._slots:
-            raise Untraceable("an in-place operation that overwrites a recorded tensor")
+            self._constants.append(self._slots.pop(id(out))[1])
+            self._memory.get(address(out) or 0, set()).discard(id(out))
 
 
 @functools.cache
 def _facts(func: Any) -> tuple[bool, bool]:
     """Whether an operation draws random numbers, and whether it writes to its arguments."""
     return torch.Tag.nondeterministic_seeded in func.tags, func._schema.is_mutable
+
+
+@functools.cache
+def _is_view(func: Any) -> bool:
+    """Whether a result looks at the memory of an argument: then no rule needs its numbers."""
+    arguments = getattr(getattr(func, "_schema", None), "arguments", ())
+    return any(a.alias_info is not None and not a.alias_info.is_write for a in arguments)
 
 
 @functools.cache

@@ -38,5 +38,6 @@ from curvescope.record.rules.step import (
 
 __all__ = [
     "RULES", "Cache", "Call", "LinearStep", "Outputs", "Untraceable", "convolution", "flatten",
-    "lift", "linear_step", "make_step", "memory", "pointwise", "products", "rule", "shapes", "total", "user_function",
+    "lift", "linear_step", "make_step", "memory", "pointwise", "products", "rule", "shapes",
+    "total", "user_function",
 ]  # fmt: skip

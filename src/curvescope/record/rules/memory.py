@@ -36,9 +36,7 @@ class Place:
         """The part of ``rows: [room]`` or ``[K, room]``, which is contiguous."""
         if rows.ndim == 1:
             return rows.as_strided(self.size, self.stride, self.offset)
-        return rows.as_strided(
-            (len(rows), *self.size), (self.room, *self.stride), self.offset
-        )
+        return rows.as_strided((len(rows), *self.size), (self.room, *self.stride), self.offset)
 
 
 def read(place: Place) -> Any:
@@ -98,9 +96,7 @@ def _copy(call: Call) -> LinearStep:
         t = t.reshape(t.shape[0], *(1,) * missing, *t.shape[1:])
         return t.expand(t.shape[0], *shape).to(dtype)
 
-    return make_step(
-        lambda _, t=None, *__: None if t is None else t.expand(shape).to(dtype), block
-    )
+    return make_step(lambda _, t=None, *__: None if t is None else t.expand(shape).to(dtype), block)
 
 
 @rule(aten.fill.Scalar, aten.zero.default)

@@ -122,8 +122,11 @@ def _mul_scalar(call: Call) -> LinearStep:
 @rule(aten.div.Tensor, aten.div.Scalar)
 def _div(call: Call) -> LinearStep:
     """``(a / b)' = a' / b − b' (a / b) / b``; the first is the same whether ``b`` varies or not."""
-    divisor, ndim = call.leaves[1], call.out.ndim
-    slope: Any = -call.out.detach() / divisor.detach() if 1 in call.active else None
+    (numerator, divisor), ndim = call.leaves[:2], call.out.ndim
+    slope: Any = None
+    if 1 in call.active:
+        b = divisor.detach()
+        slope = -(numerator.detach() / b) / b
 
     def single(a: Tensor | None, b: Tensor | None = None, *_: Tensor | None) -> Outputs:
         return total([None if a is None else a / divisor, None if b is None else b * slope])

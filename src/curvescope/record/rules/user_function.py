@@ -36,8 +36,7 @@ def _user_function(call: Call) -> LinearStep:
         ]
         if not pairs:
             return None
-        outputs, weights = zip(*pairs, strict=True)
-        weights = [w.expand(g.shape) for g, w in pairs]
+        outputs, weights = [g for g, _ in pairs], [t.expand(g.shape) for g, t in pairs]
         return torch.autograd.grad(outputs, u, weights, retain_graph=True)[0]
 
     def block(*tangents: Tensor | None) -> Outputs:
@@ -56,9 +55,7 @@ def _user_function(call: Call) -> LinearStep:
 
 def _pulled(node: Any, output: int) -> tuple[Tensor, list[Tensor | None]]:
     """``u`` and ``Jᵀ u`` for one output, by the inputs that have a gradient; a graph of ``u``."""
-    us = [
-        torch.zeros(tuple(m.shape), dtype=m.dtype, device=m.device) for m in node._input_metadata
-    ]
+    us = [torch.zeros(tuple(m.shape), dtype=m.dtype, device=m.device) for m in node._input_metadata]
     us[output].requires_grad_()
     with torch.enable_grad():
         given = node.apply(*us)
