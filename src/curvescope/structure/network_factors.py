@@ -216,7 +216,8 @@ def mean_cosines(problem: Problem, *, layers: str | Iterable[str] | None = None)
     eye = torch.eye(C, dtype=torch.bool, device=problem.device)
     inner = {"classes": torch.zeros(C), "cross": torch.zeros(C, C)}
     inner = {part: t.double().to(problem.device) for part, t in inner.items()}
-    square = {part: torch.zeros_like(t) for part, t in inner.items()}
+    products = {part: torch.zeros_like(t) for part, t in inner.items()}  # ‖δ ⊙ h‖²
+    gradients = {part: torch.zeros_like(t) for part, t in inner.items()}  # ‖g‖²
     for name, weight in zip(names, weights, strict=True):
         kind, moment = matrix_layer(problem.model, name), moments[name]
         h = moment.feature_means  # [C, n]
@@ -231,10 +232,9 @@ def mean_cosines(problem: Problem, *, layers: str | Iterable[str] | None = None)
             delta = errors[part]
             x = h if part == "classes" else h[:, None].expand(C, C, -1)
             inner[part] += torch.einsum("...mn,...m,...n->...", g, delta, x)
-            square[part] += delta.square().sum(-1) * x.square().sum(-1)
-    norms = {"classes": structure.class_means, "cross": structure.means}
+            products[part] += delta.square().sum(-1) * x.square().sum(-1)
+            gradients[part] += g.square().sum((-2, -1))
     cosines = {
-        part: (inner[part] / (square[part].sqrt() * norms[part].double().norm(dim=-1))).cpu()
-        for part in inner
+        part: (inner[part] / (products[part] * gradients[part]).sqrt()).cpu() for part in inner
     }
     return MeanCosines(cosines["classes"], cosines["cross"])
