@@ -56,7 +56,9 @@ def inputs(run: Run, group: Group) -> dict[str, Mapping[str, Tensor]]:
         found: dict[str, list[Tensor]] = {}
         for model in group.models:
             problem = Problem(model, group.few.batches(2500), loss=loss)
-            for layer, factors in kronecker_factors(problem).items():
+            # only the inputs are looked at: one drawn label is enough for the other factor
+            drawn = kronecker_factors(problem, draws=1, generator=run.generator())
+            for layer, factors in drawn.items():
                 s = autocorrelation_structure(factors)
                 numbers = [s.alignment, s.spectral_ratio, s.dominance]
                 found.setdefault(f"{layer} structure", []).append(
@@ -114,7 +116,8 @@ def first_layer(run: Run, name: str, data: str, pixels: str) -> tuple[str, Tenso
         place = next(key for key, module in named.items() if module is layer)
         labels = torch.zeros_like(found.y)
         problem = Problem(nn.Sequential(named).to(run.device), (found.X, labels), batch_size=2500)
-        s = autocorrelation_structure(kronecker_factors(problem, layers=[place])[place])
+        drawn = kronecker_factors(problem, layers=[place], draws=1, generator=run.generator())
+        s = autocorrelation_structure(drawn[place])
         numbers = [s.alignment, s.spectral_ratio, s.dominance]
         return {"structure": torch.tensor(numbers, dtype=torch.float64)}
 

@@ -10,9 +10,6 @@ from curvescope.studies.run import Result, Run, Value
 from curvescope.studies.wu2020 import panels
 from curvescope.studies.wu2020.layers import LayerStudy, flat, layer_studies, peak, summary
 
-FIRST = 20
-"""Dimensions among which an early peak is looked for."""
-
 
 def run(run: Run) -> Result:
     """Study all layers of LeNet5, and fc1 of its variants."""
@@ -43,12 +40,13 @@ def run(run: Run) -> Result:
 
 
 def derive(values: Mapping[str, float], numbers: Mapping[str, Any]) -> dict[str, float]:
-    """The early peak of fc2, and how fc3's overlap falls behind its 10 classes."""
+    """Where fc2's overlap first falls, and how fc3's falls behind its 10 classes."""
     layers = numbers.get("layers", {})
     fc2, fc3 = (layers.get(name, {}).get("between_mean", []) for name in ("fc2", "fc3"))
     found = {}
     if fc2:
-        found["fc2: dimension of the early peak"] = float(fc2.index(max(fc2[:FIRST])) + 1)
+        falls = (k for k in range(1, len(fc2)) if fc2[k] < fc2[k - 1])
+        found["fc2: dimension of the early peak"] = float(next(falls, len(fc2)))
     if len(fc3) >= 14:
         found["fc3: overlap at m − 1 over that at m + 4"] = fc3[8] / fc3[13]
     return found
