@@ -212,8 +212,9 @@ def test_the_largest_eigenvalue_of_the_hessian_by_power_iteration(made: Made, wo
     found = made("hessian")
     run = Run(study("hessian"), "smoke", work)
     sizes = {}
-    for name in ("mnist", "fashion-mnist"):
-        group = run.networks(f"hessian-{name}")
+    for name, images in run["data"].items():
+        described = subjects.on(run.describe("hessian-vgg"), data=images)
+        group = run.networks(f"hessian-{name}", described)
         (model,) = group.models
         for split, data in (("train", group.few), ("test", group.held_out.per_class(12))):
             loss = torch.nn.functional.cross_entropy(model(data.X), data.y)

@@ -1,4 +1,4 @@
-"""Spectra of the Hessian, of G and of E on training and test data (Papyan 2020, fig. 3, 4, 14)."""
+"""Spectra of the Hessian, of G and of E on training and test data (Papyan 2020, fig. 3, 4)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from curvescope.training import evaluate
 
 C = 10
 SPLITS = ("train", "test")
-Measures = dict[str, SpectralMeasure]  # "H" and "G" without their 2C largest, "E", "plain" H
+Measures = dict[str, SpectralMeasure]  # "H" and "G" without their 2C largest, "E"
 Largest = dict[str, Tensor]  # "H", "G": the 2C largest
 
 
@@ -43,9 +43,9 @@ def run(run: Run) -> Result:
             return _measure(run, problem, run.generator(10 + place))
 
         parts = run.once(f"components-{split}", measure)
-        measures[split] = {name: restored(parts, f"{name} ") for name in ("H", "G", "E", "plain")}
+        measures[split] = {name: restored(parts, f"{name} ") for name in ("H", "G", "E")}
         largest[split] = {name: parts[f"{name} largest"].cpu() for name in ("H", "G")}
-    values |= _outliers(largest) | _components(largest, measures) | _deflation(largest, measures)
+    values |= _outliers(largest) | _components(largest, measures)
     numbers = {
         f"largest eigenvalues of {name}, {split}": own.tolist()
         for split in SPLITS
@@ -68,7 +68,6 @@ def _measure(run: Run, problem: Problem, generator: torch.Generator) -> dict[str
         found[f"{name} largest"] = pairs.values.double().cpu()
         density_of(name, A, pairs)
     density_of("E", H - G, 0)
-    density_of("plain", H, 0)
     H.release()
     return found
 
@@ -108,30 +107,12 @@ def _components(
     top = largest["test"]
     shared = top["H"][:C] >= top["G"][:C] + measures["test"]["E"].support[0]
     values["test: λᵢ(H) ≥ λᵢ(G) + λ_min(E) for i ≤ C (interlacing)"] = float(shared.double().mean())
-    below = measures["train"]["plain"].cdf(
-        torch.tensor([-1e-6 * float(largest["train"]["H"][0])], dtype=torch.float64)
-    )
-    values["share of negative eigenvalues of the train Hessian"] = float(below)
     return values
 
 
 def _width(measure: SpectralMeasure) -> float:
     """The root mean square of the eigenvalues that are not taken out."""
     return float((measure.weights * measure.nodes.square()).sum(1).mean().sqrt())
-
-
-def _deflation(
-    largest: dict[str, Largest], measures: dict[str, Measures]
-) -> dict[str, float | Value]:
-    pairs, own = largest["train"]["H"][:C], measures["train"]
-    nearest = (pairs[:, None] - own["plain"].nodes.flatten()).abs().amin(1) / pairs
-    spans = [own[name].support[1] - own[name].support[0] for name in ("H", "plain")]
-    return {
-        "train: C largest of H against the nearest node of Lanczos alone, worst": float(
-            nearest.max()
-        ),
-        "train: spacing of the grid, deflated over plain": spans[0] / spans[1],
-    }
 
 
 # Pictures ----------------------------------------------------------------------------------------
@@ -145,13 +126,4 @@ def _pictures(largest: dict[str, Largest], measures: dict[str, Measures]) -> tup
         return density(f"{name}, {split}", measure, outliers=outliers, linear=linear)
 
     three = tuple(panel(name, split) for split in SPLITS for name in ("H", "G", "E"))
-    own = measures["train"]
-    width = rounded(max(abs(x) for x in own["H"].support))
-    both = (
-        density("largest pairs taken out", own["H"], outliers=largest["train"]["H"], linear=width),
-        density("Lanczos alone", own["plain"], linear=width),
-    )
-    return (
-        Picture("components", "Spectra of H, G and E, train and test (fig. 3, 4).", three, 3),
-        Picture("deflation", "The train Hessian with and without deflation (fig. 14).", both),
-    )
+    return (Picture("components", "Spectra of H, G and E, train and test (fig. 3, 4).", three, 3),)

@@ -25,8 +25,8 @@ def run(run: Run) -> Result:
     values: dict[str, float | Value] = {}
     numbers: dict[str, object] = {}
     pictures: list[Picture] = []
-    for data in run["data"]:
-        best = chosen(run, f"mlp-{data}")
+    for data, images in run["data"].items():
+        best = chosen(run, "mlp", data=images)
         values |= best.values(f"{data}: ")
         *fewer, most = run["curvature_per_class"]
         for each in (*fewer, most):

@@ -12,7 +12,7 @@ from curvescope.problem import Problem
 from curvescope.spectra.eigensolver import eigenpairs
 from curvescope.spectra.measure import SpectralMeasure, spectral_measure
 from curvescope.structure.outliers import widest_gap
-from curvescope.studies.papyan2020.subjects import restored, saved
+from curvescope.studies.papyan2020.subjects import on, restored, saved
 from curvescope.studies.pictures import density
 from curvescope.studies.run import Result, Run, Value
 from curvescope.training import evaluate
@@ -25,8 +25,12 @@ def run(run: Run) -> Result:
     values: dict[str, float | Value] = {}
     deflated: list[Panel] = []
     plain: list[Panel] = []
-    for key in run["networks"]:
-        group = run.networks(f"hessian-{key}")
+    vgg = run.describe("hessian-vgg")
+    groups = {
+        key: run.networks(f"hessian-{key}", on(vgg, data=images))
+        for key, images in run["data"].items()
+    }
+    for key, group in {**groups, "resnet": run.networks("hessian-resnet")}.items():
         (model,) = group.models
         fits = {"train": evaluate(model, group.data), "test": evaluate(model, group.held_out)}
         for split, fit in fits.items():

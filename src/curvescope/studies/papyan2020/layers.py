@@ -25,8 +25,8 @@ def run(run: Run) -> Result:
     values: dict[str, float | Value] = {}
     numbers: dict[str, object] = {}
     statistics: dict[str, list[LayerStatistics]] = {}
-    for data in run["data"]:
-        best = chosen(run, f"mlp-{data}")
+    for data, images in run["data"].items():
+        best = chosen(run, "mlp", data=images)
         run.tell(f"{data}: moments of all layers")
         layers = layer_statistics(Problem(best.model, best.data.batches(500)))
         statistics[data] = list(layers.values())

@@ -59,34 +59,43 @@ class Chosen:
 
 
 def chosen(
-    run: Run, key: str, *, per_class: int | None = None, classes: int | None = None
-) -> Chosen:
+    run: Run, key: str, *, data: str | None = None, per_class: int | None = None,
+    classes: int | None = None,
+) -> Chosen:  # fmt: skip
     """A network trained at every rate of the scale's ``rates``; the best by its test error.
 
-    ``rates`` is a list, or how many rates there are between 0.25 and 0.0001. ``per_class`` takes
-    another number of images than the description, ``classes`` the images of the first classes.
+    ``rates`` is a list, or how many rates there are between 0.25 and 0.0001. ``data`` and
+    ``per_class`` take other images than the description, ``classes`` those of the first classes.
     """
-    of = run.describe(key)
-    if per_class is not None:
-        of = replace(of, images=replace(of.images, per_class=per_class))
+    of = on(run.describe(key), data=data, per_class=per_class)
     assert of.held_out is not None, "a sweep needs images to choose by"
-    data, held_out = (
+    train, test = (
         _first(images.load(root=run.root, seed=run.seed, device=run.device), classes)
         for images in (of.images, of.held_out)
     )
     model = network(
-        of.network, data.input_shape, data.classes, init=of.init, generator=_seeded(run.seed)
+        of.network, train.input_shape, train.classes, init=of.init, generator=_seeded(run.seed)
     ).to(run.device)
     given = run["rates"]
     rates = learning_rates(given) if isinstance(given, int) else tuple(given)
     folder = run.work / "papyan2020" / "sweeps" / f"{key}-{run.scale}-{digest(repr(of))[:16]}"
-    run.tell(f"{of.network} at {len(rates)} rates, {of.recipe.epochs} epochs, {len(data)} images")
+    run.tell(f"{of.network} at {len(rates)} rates, {of.recipe.epochs} epochs, {len(train)} images")
     with fast_precision() if of.fast else nullcontext():
         found = sweep(
-            model, data, replace(of.recipe, seed=run.seed), rates, test=held_out, folder=folder,
+            model, train, replace(of.recipe, seed=run.seed), rates, test=test, folder=folder,
             resume=True,
         )  # fmt: skip
-    return Chosen(model, of, data, held_out, found)
+    return Chosen(model, of, train, test, found)
+
+
+def on(of: Description, *, data: str | None = None, per_class: int | None = None) -> Description:
+    """The same network and recipe on other images."""
+    if data is not None:
+        test = None if of.held_out is None else replace(of.held_out, data=data)
+        of = replace(of, images=replace(of.images, data=data), held_out=test)
+    if per_class is not None:
+        of = replace(of, images=replace(of.images, per_class=per_class))
+    return of
 
 
 def _first(data: Dataset, classes: int | None) -> Dataset:
