@@ -1,46 +1,11 @@
 """Entries for *Dissecting Hessian* (DH)."""
 
-from curvescope.studies.dissecting_hessian import (
-    autocorrelation,
-    batch_norm,
-    batch_norm_order,
-    clustering,
-    correspondence,
-    full_hessian,
-    full_hessian_depth,
-    hyperparameters,
-    input_scaling,
-    output_spaces,
-    overlap_cifar,
-    overlap_deep,
-    overlap_mnist,
-    per_layer,
-    singular_values,
-    structures,
-    table_9,
-    training,
-    trajectory,
-)
+from curvescope.studies.dissecting_hessian import clustering, structures, table_9, training
 from curvescope.studies.entry import Entry
 
 ENTRIES: tuple[Entry, ...] = (
     structures.ENTRY,
     training.ENTRY,
-    trajectory.ENTRY,
-    overlap_mnist.ENTRY,
-    *overlap_cifar.ENTRIES,
-    singular_values.ENTRY,
-    correspondence.ENTRY,
-    hyperparameters.ENTRY,
-    *overlap_deep.ENTRIES,
-    batch_norm.ENTRY,
-    batch_norm_order.ENTRY,
-    autocorrelation.ENTRY,
-    per_layer.ENTRY,
-    output_spaces.ENTRY,
-    full_hessian.ENTRY,
-    full_hessian_depth.ENTRY,
     clustering.ENTRY,
-    input_scaling.ENTRY,
     table_9.ENTRY,
 )
