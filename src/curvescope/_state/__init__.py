@@ -4,7 +4,7 @@ Nothing else in the package sets them; ``tests/test_architecture.py`` holds the 
 """
 
 from curvescope._state.guards import exclusive
-from curvescope._state.modes import forward_mode, watching
+from curvescope._state.modes import Above, forward_mode, watching
 from curvescope._state.modules import Mode, copied, evaluated, held, in_training
 from curvescope._state.switches import (
     differentiable,
@@ -18,7 +18,7 @@ from curvescope._state.switches import (
 from curvescope._state.undo import undone, uninterrupted
 
 __all__ = [
-    "Mode", "copied", "differentiable", "evaluated", "exclusive", "fast_precision",
+    "Above", "Mode", "copied", "differentiable", "evaluated", "exclusive", "fast_precision",
     "forward_mode", "full_precision", "held", "in_training", "refuse_inference_mode",
     "strict_precision", "tuned_kernels", "undone", "uninterrupted", "watching", "without_gradients",
 ]  # fmt: skip

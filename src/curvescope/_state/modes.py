@@ -63,6 +63,27 @@ def watching(mode: Watcher) -> Iterator[Watcher]:
         yield mode
 
 
+class Above:
+    """Autograd as it was where this object was made, for use inside a mode of operations.
+
+    A mode sees operations below autograd, where no derivative can be taken. ``with Above():`` puts
+    torch's dispatcher for a while back to what it was before the mode was entered.
+    """
+
+    def __init__(self) -> None:
+        self._include = torch._C._dispatch_tls_local_include_set()
+        self._exclude = torch._C._dispatch_tls_local_exclude_set()
+        self._guards: list[torch._C._ForceDispatchKeyGuard] = []
+
+    def __enter__(self) -> None:
+        guard = torch._C._ForceDispatchKeyGuard(self._include, self._exclude)
+        guard.__enter__()
+        self._guards.append(guard)
+
+    def __exit__(self, *error: object) -> None:
+        self._guards.pop().__exit__(None, None, None)
+
+
 # Forward-mode differentiation ---------------------------------------------------------------------
 
 _forward = threading.RLock()

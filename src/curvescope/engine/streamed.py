@@ -12,6 +12,7 @@ from curvescope.engine.linearize import Linearizer, add_product, columns_for
 from curvescope.engine.matrix import Matrix
 from curvescope.problem.batches import Batch
 from curvescope.record.batch import TapeBatch
+from curvescope.record.live import LiveBatch
 
 Sums = tuple[Tensor, float]  # over the terms of the loss, and the weight of these terms
 
@@ -30,33 +31,29 @@ def add_batch(
     columns: int | None,
 ) -> float:  # fmt: skip
     """Add the products of a batch that is used once; the weight of its terms."""
-    depth = matrix.streamed_depth(len(rows))
-    if not matrix.second_order and linearizer.tapes(depth):
+    if len(rows) == 1 and linearizer.tapes(matrix.streamed_depth(1)):
+        live = LiveBatch(matrix.problem, batch, matrix.space, rows[0])
+        for name, g in live.product(matrix.mix).items():
+            total[0, matrix.space.slice(name)] += g.flatten()
+        return live.weight
+    if not matrix.second_order and linearizer.tapes(matrix.depth):
         return _pull_back(batch, matrix, rows, total, columns)
-    ready = linearizer.linearize(matrix.problem, batch, depth=matrix.depth, keep=False)
-    add_product(ready, matrix, rows, total, columns)
-    return ready.weight
+    linearized = linearizer.linearize(matrix.problem, batch, depth=matrix.depth, keep=False)
+    add_product(linearized, matrix, rows, total, columns)
+    return linearized.weight
 
 
 def _pull_back(
     batch: Batch, matrix: Matrix, rows: Tensor, total: Tensor, columns: int | None
 ) -> float:
-    """A Gauss–Newton product on a batch that is used once.
-
-    The backward pass of the first column is autograd's own; it is recorded only if there are more
-    columns to come.
-    """
+    """Several Gauss–Newton products: the backward pass of the first column is the recording."""
     tape = TapeBatch(matrix.problem, batch)
     u = tape.middle(matrix.mix, tape.push_forward(matrix.space, rows[:1]))[0]
-    if len(rows) == 1:
-        gradients = tape.pull_back(u)
-    else:
-        gradients = tape.record_backward(u, second_order=False)
+    gradients = tape.record_backward(u, second_order=False)
     for name in matrix.space.names:
         if name in gradients:
             total[0, matrix.space.slice(name)] += gradients[name].flatten()
-    if len(rows) > 1:
-        add_product(tape, matrix, rows[1:], total[1:], columns)
+    add_product(tape, matrix, rows[1:], total[1:], columns)
     return tape.weight
 
 

@@ -194,11 +194,6 @@ def weight_norm_backward(
 # Activations whose backward kernel has no derivative ---------------------------------------------
 
 
-def silu_backward(g: Tensor, x: Tensor) -> Tensor:
-    s = torch.sigmoid(x)
-    return g * (s * (1 + x * (1 - s)))
-
-
 def mish_backward(g: Tensor, x: Tensor) -> Tensor:
     t, s = torch.tanh(torch.nn.functional.softplus(x)), torch.sigmoid(x)
     return g * (t + x * s * (1 - t * t))
@@ -231,7 +226,6 @@ APART: dict[Any, Callable[..., Any]] = {
     aten.native_group_norm_backward.default: group_norm_backward,
     aten._weight_norm_interface.default: weight_norm,
     aten._weight_norm_interface_backward.default: weight_norm_backward,
-    aten.silu_backward.default: silu_backward,
     aten.mish_backward.default: mish_backward,
     aten.log_sigmoid_backward.default: log_sigmoid_backward,
     aten._softmax_backward_data.default: softmax_backward,

@@ -149,13 +149,6 @@ class TapeBatch(LinearizedBatch):
         self._forward = [step.condensed(cache) for step in self._forward]
         self._backward = [step.condensed(cache) for step in self._backward]
 
-    def pull_back(self, u: Tensor) -> Gradients:
-        """``Jᵀ u`` without recording, for a batch that is used once; the graph is freed."""
-        with self._problem.evaluation():
-            gradients = self._pull(u)
-        self._release()
-        return gradients
-
     def _pull(self, u: Tensor) -> Gradients:
         try:
             pieces = torch.autograd.grad(

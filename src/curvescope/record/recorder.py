@@ -62,7 +62,7 @@ class Recorder(TorchDispatchMode):
         self._calls: list[tuple[Call, tuple[int | None, ...], tuple[int | None, ...]]] = []
         self.sizes: list[int] = []  # elements of each slot
         self.forward_slots: int | None = None  # set when the backward pass begins
-        self._slots: dict[int, tuple[int, Tensor]] = {}  # id -> (slot, the tensor, kept alive)
+        self._slots: dict[int, tuple[int, Any]] = {}  # id -> (slot, the tensor, kept alive)
         self._origins: list[Tensor] = []  # the tensor that each slot was made for
         self._foreign: set[int] = set()  # slots of by-products whose tangents autograd may not know
         self._claimed: dict[int, Any] = {}  # slot -> the operator of torch.library that made it
@@ -157,7 +157,7 @@ class Recorder(TorchDispatchMode):
             return self._nested or tensor.requires_grad
         # A result that autograd does not differentiate (the mean of a layer norm) is saved without
         # requires_grad, but the backward pass depends on the parameters through it.
-        hidden = not self._origins[entry[0]].requires_grad
+        hidden = self._hidden(tensor, entry[0])
         if hidden and entry[0] in self._claimed:
             return False  # really under no_grad
         if hidden and entry[0] in self._foreign:
@@ -166,15 +166,23 @@ class Recorder(TorchDispatchMode):
             )
         return self._nested or tensor.requires_grad or hidden
 
+    def _hidden(self, tensor: Tensor, slot: int) -> bool:
+        """Whether autograd took what the slot was made for to be a constant."""
+        return not self._origins[slot].requires_grad
+
+    def _alias(self, tensor: Tensor, alias: Tensor) -> None:
+        """Another tensor with the numbers, and the slot, of one that may have a slot."""
+        entry = self._slots.get(id(tensor))
+        if entry is not None:
+            self._bind(alias, entry[0])
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         kwargs = kwargs or {}
         if self._written:
             self._look_again(flatten(args, kwargs))
         if func in _ALIASES:  # autograd's own way to hand a saved tensor on
             out = func(*args, **kwargs)
-            entry = self._slots.get(id(args[0]))
-            if entry is not None:
-                self._bind(out, entry[0])
+            self._alias(args[0], out)
             return out
         random, mutable = _facts(func)
         if random:
@@ -269,6 +277,12 @@ class Recorder(TorchDispatchMode):
         )
         if not self._nested and func not in RULES and len(outs) > 1:
             self._foreign.update(t for t in targets if t is not None)
+        self._take(call, sources, targets)
+
+    def _take(
+        self, call: Call, sources: tuple[int | None, ...], targets: tuple[int | None, ...]
+    ) -> None:
+        """What is done with an operation that was seen: noted here, until :meth:`drain`."""
         self._calls.append((call, sources, targets))
         if not _is_view(func):
             for leaf in leaves:

@@ -15,6 +15,7 @@ differentiation of the operation itself, so that the list below is about speed, 
 # Importing a file of rules registers them.
 from curvescope.record.constant import Cache
 from curvescope.record.rules import (
+    activations,
     convolution,
     memory,
     pointwise,

@@ -100,17 +100,27 @@ def _mul(call: Call) -> LinearStep:
     right: Any = a if 1 in call.active else None
 
     def single(ta: Any, tb: Any = None) -> Outputs:
-        return total([None if ta is None else ta * left, None if tb is None else tb * right])
+        if tb is None:
+            return ta * left
+        if ta is None:
+            return tb * right
+        return _plus_product(ta * left, tb, right)
 
     def block(ta: Any, tb: Any = None) -> Outputs:
-        return total(
-            [
-                None if ta is None else lift(ta, ndim) * left,
-                None if tb is None else lift(tb, ndim) * right,
-            ]
-        )
+        return single(None if ta is None else lift(ta, ndim), None if tb is None else lift(tb, ndim))
 
     return make_step(single, block)
+
+
+def _plus_product(first: Tensor, a: Tensor, b: Any) -> Tensor:
+    """``first + a b``, over ``first`` where it is as large as the sum."""
+    if isinstance(b, Tensor) and first.dtype == a.dtype == b.dtype:
+        return first.addcmul_(a, b) if _covers(first, a, b) else torch.addcmul(first, a, b)
+    return first + a * b
+
+
+def _covers(first: Tensor, *others: Tensor) -> bool:
+    return torch.broadcast_shapes(first.shape, *(t.shape for t in others)) == first.shape
 
 
 @rule(aten.mul.Scalar)
