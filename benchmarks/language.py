@@ -4,9 +4,9 @@
     python benchmarks/language.py --memory                # peak memory, a process for each figure
     python benchmarks/language.py --lengths               # attention: peak memory over the length
 
-A kept product is one of many, a column is an eighth of a block of eight, a streamed product pays for
-everything. Rounds are interleaved with gradients, figures are medians; ``--clock process`` takes the
-time of the process instead of the clock on the wall, for a machine that others use as well.
+A kept product is one of many, a column is an eighth of a block of eight, a streamed product pays
+for everything. Rounds are interleaved with gradients, figures are medians; ``--clock process``
+takes the time of the process instead of the clock on the wall, for a machine that others use too.
 Attention is torch's fused function for the gradient and its unfused path wherever a second
 derivative by torch needs that.
 """
@@ -131,9 +131,7 @@ def jvp_of_grad(model: nn.Module, X: Tensor, y: Tensor, v: Tensor) -> dict[str, 
 
     def hv() -> Any:
         with unfused():
-            return list(
-                torch.func.jvp(torch.func.grad(loss), (params,), (direction,))[1].values()
-            )
+            return list(torch.func.jvp(torch.func.grad(loss), (params,), (direction,))[1].values())
 
     return {"Hv": hv}
 
@@ -193,7 +191,9 @@ def taken(task: Task, device: str, clock: str) -> float:
     return time.process_time() - start
 
 
-def measure(name: str, device: str, contestants: list[str], rounds: int, clock: str) -> dict[str, Any]:  # fmt: skip
+def measure(
+    name: str, device: str, contestants: list[str], rounds: int, clock: str
+) -> dict[str, Any]:
     model, X, y = made(name, device)
     v = torch.randn(sum(p.numel() for p in model.parameters()), device=device)
     plain = gradient(model, X, y)

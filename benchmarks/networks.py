@@ -27,6 +27,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width, bias=not rotary)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Queries, keys and values from one linear layer."""
         q, k, v = self.qkv(x).split(self.sizes, -1)
         q = q.unflatten(-1, (self.heads, -1)).transpose(1, 2)
         k, v = (t.unflatten(-1, (self.groups, -1)).transpose(1, 2) for t in (k, v))
@@ -57,6 +58,7 @@ class Gated(nn.Module):
         self.down = nn.Linear(inner, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Two linear layers and their product into a third."""
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
@@ -68,6 +70,7 @@ class Block(nn.Module):
         self.norm1, self.attention, self.norm2, self.mlp = norm(), attention, norm(), mlp
 
     def forward(self, x: Tensor) -> Tensor:
+        """Both parts add to their inputs."""
         x = x + self.attention(self.norm1(x))
         return x + self.mlp(self.norm2(x))
 
@@ -95,6 +98,7 @@ class Language(nn.Module):
             self.head.weight = self.embedding.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """Logits for the next token at each position."""
         x = self.embedding(tokens)
         if self.positions is not None:
             x = x + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
@@ -144,6 +148,7 @@ class VisionTransformer(nn.Module):
         self.norm, self.head = norm(), nn.Linear(width, 10)
 
     def forward(self, images: Tensor) -> Tensor:
+        """Logits from the class token."""
         x = self.patches(images).flatten(2).transpose(1, 2)
         x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.positions
         return self.head(self.norm(self.blocks(x))[:, 0])
@@ -165,6 +170,7 @@ class Residual(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
+        """The rest is added to the input."""
         return F.relu(self.body(x) + self.shortcut(x))
 
 
@@ -191,4 +197,5 @@ class Recurrent(nn.Module):
         self.head = nn.Linear(width, vocabulary)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """Logits at each position."""
         return self.head(self.lstm(self.embedding(tokens))[0])

@@ -74,7 +74,7 @@ def test_products_are_those_of_the_formula(soft_abs: Any, ends: bool) -> None:
     torch.testing.assert_close(cs.GaussNewton(own).dense(), cs.GaussNewton(plain).dense())
     torch.testing.assert_close(cs.EmpiricalFisher(own).dense(), cs.EmpiricalFisher(plain).dense())
     cs.Hessian(own) @ torch.ones(own.params.size, dtype=torch.float64)
-    assert cs.Hessian(own).plan.strategy == "streamed tape"
+    assert cs.Hessian(own).plan.strategy == "streamed tangents"
 
 
 def test_without_a_rule_there_is_no_second_derivative(soft_abs: Any) -> None:
@@ -98,7 +98,7 @@ def test_under_no_grad_it_is_a_constant(soft_abs: Any) -> None:
 
     own = problem(scaled)
     torch.testing.assert_close(cs.Hessian(own).dense(), double_backward(problem(plain)))
-    assert cs.Hessian(own).plan.strategy == "streamed tape"
+    assert cs.Hessian(own).plan.strategy == "streamed tangents"
 
 
 @pytest.mark.parametrize("ends", [False, True])

@@ -213,7 +213,9 @@ class Engine:
         tapes = self._linearizer.tapes(depth)
         if not closed and not tapes:
             reason += f"; no tape: {self._linearizer.why(depth)}"
-        by = "closed form" if closed else "tape" if tapes else "autograd graphs"
+        pushes = not how.keep and self._linearizer.pushes(depth)
+        by = "tangents" if pushes else "tape" if tapes else "autograd graphs"
+        by = "closed form" if closed else by
         strategy = f"{'kept' if how.keep else 'streamed'} {by}"
         if how.cuda_graph:
             strategy += " as a captured graph"

@@ -38,11 +38,20 @@ class Linearizer:
 
     def __init__(self) -> None:
         self._why: dict[Depth, str] = {}  # the depths that cannot be recorded
+        self._recorded: set[Depth] = set()  # those to which single directions need a tape
         self._bytes: dict[tuple[bool, Depth], int] = {}  # of the first batch
 
     def tapes(self, depth: Depth) -> bool:
         """Whether batches are recorded to this depth, as far as is known."""
         return depth not in self._why
+
+    def pushes(self, depth: Depth) -> bool:
+        """Whether a single direction can go through while a batch is computed."""
+        return self.tapes(depth) and depth not in self._recorded
+
+    def record_instead(self, depth: Depth) -> None:
+        """Single directions take a tape from now on."""
+        self._recorded.add(depth)
 
     def why(self, depth: Depth) -> str:
         """Why they are not."""

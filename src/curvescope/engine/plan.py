@@ -12,9 +12,10 @@ class Plan:
     """How the products of an operator are made; ``print(A.plan)`` says it in words.
 
     Attributes:
-        strategy: What runs, in a few words: ``"kept tape"``, ``"streamed tape"``, ``"kept closed
-            form"``, ``"streamed closed form"``, ``"kept autograd graphs"``, ``"streamed autograd
-            graphs"``, each of the kept ones perhaps as a captured graph.
+        strategy: What runs, in a few words: ``"kept tape"``, ``"streamed tangents"``,
+            ``"streamed tape"``, ``"kept closed form"``, ``"streamed closed form"``, ``"kept
+            autograd graphs"``, ``"streamed autograd graphs"``, each of the kept ones perhaps as a
+            captured graph.
         reason: Why this one.
         gradients: What a product with one column costs, as a multiple of the work of one gradient
             over the same data, counted in multiplications of matrix products and convolutions;

@@ -1,6 +1,6 @@
-"""The streamed strategy: each batch is linearized, applied and dropped.
+"""The streamed strategy: each batch is computed, multiplied with and dropped.
 
-The memory is that of one batch, and every product pays for linearizing.
+The memory is that of one batch, and every product pays for running the model.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from curvescope.engine.matrix import Matrix
 from curvescope.problem.batches import Batch
 from curvescope.record.batch import TapeBatch
 from curvescope.record.live import LiveBatch
+from curvescope.record.rules import Untraceable
 
 Sums = tuple[Tensor, float]  # over the terms of the loss, and the weight of these terms
 
@@ -30,12 +31,16 @@ def add_batch(
     linearizer: Linearizer, matrix: Matrix, batch: Batch, rows: Tensor, total: Tensor,
     columns: int | None,
 ) -> float:  # fmt: skip
-    """Add the products of a batch that is used once; the weight of its terms."""
-    if len(rows) == 1 and linearizer.tapes(matrix.streamed_depth(1)):
-        live = LiveBatch(matrix.problem, batch, matrix.space, rows[0])
-        for name, g in live.product(matrix.mix).items():
-            total[0, matrix.space.slice(name)] += g.flatten()
-        return live.weight
+    """Add the products of a batch that is used once; the weight of its terms.
+
+    A single column is pushed through while the batch is computed; several are worth a tape.
+    """
+    depth = matrix.streamed_depth(len(rows))
+    if len(rows) == 1 and linearizer.pushes(depth):
+        try:
+            return _push(matrix, batch, rows[0], total[0])
+        except Untraceable:  # a tape follows more than this does; if it cannot either, it says so
+            linearizer.record_instead(depth)
     if not matrix.second_order and linearizer.tapes(matrix.depth):
         return _pull_back(batch, matrix, rows, total, columns)
     linearized = linearizer.linearize(matrix.problem, batch, depth=matrix.depth, keep=False)
@@ -43,17 +48,25 @@ def add_batch(
     return linearized.weight
 
 
+def _push(matrix: Matrix, batch: Batch, row: Tensor, total: Tensor) -> float:
+    live = LiveBatch(matrix.problem, batch, matrix.space, row)
+    for name, g in live.product(matrix.mix).items():
+        total[matrix.space.slice(name)] += g.flatten()
+    return live.weight
+
+
 def _pull_back(
     batch: Batch, matrix: Matrix, rows: Tensor, total: Tensor, columns: int | None
 ) -> float:
-    """Several Gauss–Newton products: the backward pass of the first column is the recording."""
+    """Gauss–Newton products: the backward pass of the first column is the recording."""
     tape = TapeBatch(matrix.problem, batch)
     u = tape.middle(matrix.mix, tape.push_forward(matrix.space, rows[:1]))[0]
     gradients = tape.record_backward(u, second_order=False)
     for name in matrix.space.names:
         if name in gradients:
             total[0, matrix.space.slice(name)] += gradients[name].flatten()
-    add_product(tape, matrix, rows[1:], total[1:], columns)
+    if len(rows) > 1:
+        add_product(tape, matrix, rows[1:], total[1:], columns)
     return tape.weight
 
 

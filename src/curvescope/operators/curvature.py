@@ -106,7 +106,7 @@ class Curvature(LinearOperator):
         >>> model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
         >>> H = Hessian(Problem(model, (torch.ones(4, 3), torch.tensor([0, 1, 1, 0]))))
         >>> H.plan.strategy, H.plan.many.strategy
-        ('streamed tape', 'kept tape')
+        ('streamed tangents', 'kept tape')
         """
         with full_precision(self.device), without_gradients():
             return self._engine.plan(self._matrix, self._how)

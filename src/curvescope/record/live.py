@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -148,11 +146,10 @@ class LiveBatch:
             gradients = self._pull(slope)
         tangents = {name: self._pusher.tangent(g) for name, g in gradients.items()}
         factor = mix.residual
-        return {
-            name: t if factor == 1.0 else t * factor for name, t in tangents.items() if t is not None
-        }
+        there = {name: t for name, t in tangents.items() if t is not None}
+        return there if factor == 1.0 else {name: t * factor for name, t in there.items()}
 
-    def _pull(self, u: Tensor) -> Mapping[str, Any]:
+    def _pull(self, u: Tensor) -> dict[str, Tensor]:
         inputs = {name: self._variables[name] for name in self._space.names}
         z = self._z
         del self._z

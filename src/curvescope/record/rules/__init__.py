@@ -38,7 +38,7 @@ from curvescope.record.rules.step import (
 )
 
 __all__ = [
-    "RULES", "Cache", "Call", "LinearStep", "Outputs", "Untraceable", "convolution", "flatten",
-    "lift", "linear_step", "make_step", "memory", "pointwise", "products", "rule", "shapes",
-    "total", "user_function",
+    "RULES", "Cache", "Call", "LinearStep", "Outputs", "Untraceable", "activations", "convolution",
+    "flatten", "lift", "linear_step", "make_step", "memory", "pointwise", "products", "rule",
+    "shapes", "total", "user_function",
 ]  # fmt: skip

@@ -34,7 +34,9 @@ def _forward(kernel: Kernel, slope: Callable[[], Tensor] | None = None) -> Linea
     return made
 
 
-def _backward(kernel: Kernel, bend: Callable[[], Tensor] | None, slope: Callable[[], Tensor]) -> LinearStep:  # fmt: skip
+def _backward(
+    kernel: Kernel, bend: Callable[[], Tensor] | None, slope: Callable[[], Tensor]
+) -> LinearStep:
     """``ġ f′(x) + (g f″(x)) ẋ``, the second factor from ``bend``; None: ``x`` is constant."""
     curved = bend() if bend else None
 

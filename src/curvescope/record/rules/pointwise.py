@@ -107,7 +107,9 @@ def _mul(call: Call) -> LinearStep:
         return _plus_product(ta * left, tb, right)
 
     def block(ta: Any, tb: Any = None) -> Outputs:
-        return single(None if ta is None else lift(ta, ndim), None if tb is None else lift(tb, ndim))
+        return single(
+            None if ta is None else lift(ta, ndim), None if tb is None else lift(tb, ndim)
+        )
 
     return make_step(single, block)
 
