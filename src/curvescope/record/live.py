@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -93,6 +94,24 @@ class Pusher(Recorder):
 
     def _hidden(self, tensor: Tensor, slot: int) -> bool:
         return not self._saved.get(slot, tensor.requires_grad)
+
+    # What takes more than a tangent for each living tensor is left to a tape ----------------------
+
+    def _adopt(self, tensor: Tensor) -> None:
+        raise Untraceable("a function with a derivative of its own")
+
+    def _shared(self, target: Tensor) -> None:
+        if target._is_view() or self._memory.get(address(target) or 0, set()) - {id(target)}:
+            raise Untraceable("an in-place operation on memory that several tensors share")
+
+    def _save_numbers(self, leaves: list[Any]) -> None:
+        """Nothing: rules do their work at once."""
+
+    def _overwritten(self, out: Any) -> None:
+        if isinstance(out, Tensor) and id(out) in self._slots:
+            self._gone(id(out), address(out))
+
+    # Tangents -------------------------------------------------------------------------------------
 
     def _take(
         self, call: Call, sources: tuple[int | None, ...], targets: tuple[int | None, ...]

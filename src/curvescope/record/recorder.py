@@ -284,8 +284,8 @@ class Recorder(TorchDispatchMode):
     ) -> None:
         """What is done with an operation that was seen: noted here, until :meth:`drain`."""
         self._calls.append((call, sources, targets))
-        if not _is_view(func):
-            for leaf in leaves:
+        if not _is_view(call.op):
+            for leaf in call.leaves:
                 where = address(leaf) if isinstance(leaf, Tensor) else None
                 if where is not None:
                     self._readers.setdefault(where, []).append(call)
@@ -308,7 +308,7 @@ class Recorder(TorchDispatchMode):
             raise Untraceable(f"an argument of {type(node).__name__} was not recorded")
         call = Call(user_function, (node, tensor.output_nr), {}, None, list(range(len(edges))))
         sources = tuple(slots[edge] for edge in edges)
-        self._calls.append((call, sources, (self.add(tensor),)))
+        self._take(call, sources, (self.add(tensor),))
 
     # Memory that several tensors look at ---------------------------------------------------------
 
@@ -351,7 +351,7 @@ class Recorder(TorchDispatchMode):
         place = Place.of(tensor)
         sources = (memory.slot, self._slots[id(tensor)][0])
         memory.slot = self._row(place.room, memory.owner)
-        self._calls.append((Call(write, (place,), {}, None, [0, 1]), sources, (memory.slot,)))
+        self._take(Call(write, (place,), {}, None, [0, 1]), sources, (memory.slot,))
 
     def _row(self, room: int, owner: Tensor) -> int:
         """A slot for all numbers of a memory."""
@@ -373,7 +373,7 @@ class Recorder(TorchDispatchMode):
             call = Call(read, (Place.of(leaf),), {}, None, [0])
             source, slot = memory.slot, self._row(leaf.numel(), memory.owner)
             self._bind(leaf, slot)
-            self._calls.append((call, (source,), (slot,)))
+            self._take(call, (source,), (slot,))
 
     def _overwritten(self, out: Any) -> None:
         """A tensor that autograd takes for a constant, and that is written to, is one from then on.
