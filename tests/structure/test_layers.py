@@ -7,15 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from curvescope.errors import CurvescopeError
 from curvescope.problem import Problem
-from curvescope.structure import layers as module
-from curvescope.structure.layers import (
-    MomentStatistics,
-    WeightStatistics,
-    layer_moments,
-    layer_statistics,
-)
+from curvescope.structure import moments as module
+from curvescope.structure.layers import MomentStatistics, WeightStatistics, layer_statistics
+from curvescope.structure.moments import layer_moments
 from tests.cases import BY_NAME
 from tests.conformance import assert_relative
 
@@ -216,15 +211,9 @@ def test_classes_that_are_empty_single_or_more_than_features() -> None:
             assert bool(torch.isfinite(getattr(statistics, field)).all())
 
 
-@pytest.mark.parametrize("name", ["logistic-column", "cross_entropy-class-axis-1"])
-def test_two_classes_and_several_labels(name: str) -> None:
-    problem = BY_NAME[name].problem()
-    if name.startswith("logistic"):
-        found = layer_statistics(problem)
-        assert all(own.classes == 2 for own in found.values())
-        return
-    with pytest.raises(CurvescopeError, match="needs one label for each sample"):
-        layer_statistics(problem)
+def test_two_classes() -> None:
+    found = layer_statistics(BY_NAME["logistic-column"].problem())
+    assert all(own.classes == 2 for own in found.values())
 
 
 def test_probabilities_that_underflow() -> None:

@@ -18,11 +18,13 @@ import torch
 from torch import Tensor
 
 from curvescope.errors import Inapplicable
-from curvescope.problem.losses import Classes, Loss, LossAt
+from curvescope.problem.losses import Classes, Groups, Loss, LossAt
 
 
-def extended(loss: Loss, z: Tensor, target: Any, where: str = "extended") -> Classes:
-    """The extended gradients of a batch with output ``z``.
+def extended(
+    loss: Loss, z: Tensor, target: Any, where: str = "extended", groups: Groups | None = None
+) -> Classes:
+    """The extended gradients of a batch with output ``z``, by class or by group of classes.
 
     Raises:
         CurvescopeError: for a loss without classes, or a cross-entropy over a single class.
@@ -37,7 +39,7 @@ def extended(loss: Loss, z: Tensor, target: Any, where: str = "extended") -> Cla
     if classes is None:
         rule = "needs a loss that tells classes apart, such as `loss='cross_entropy'`"
         raise Inapplicable(where, rule, given=repr(loss.name))
-    return classes
+    return classes if groups is None else classes.grouped(groups)
 
 
 def class_directions(loss: Loss, z: Tensor, target: Any) -> Tensor:

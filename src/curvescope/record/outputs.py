@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from curvescope.errors import Inapplicable
-from curvescope.problem.losses import LossAt
+from curvescope.problem.losses import Classes, Groups, LossAt
 
 
 @dataclass(frozen=True)
@@ -57,29 +57,50 @@ class ClassOuter:
     """``Σ_c' p_c' d_c' d_c'ᵀ`` of the terms of one class, ``d_c' = ∂ℓ(z, y_c')/∂z`` (TR 6.2).
 
     The sum over classes is the :class:`LossHessian`. With ``cross`` one summand alone is taken, the
-    would-be class ``c'``; other losses than those of :meth:`LossAt.classes` are refused.
+    would-be class ``c'``; other losses than those of :meth:`LossAt.classes` are refused. With
+    ``groups`` the class of a term and the would-be classes are groups of outputs.
     """
 
     label: int
     cross: int | None = None
+    groups: Groups | None = None
 
     def apply(self, loss: LossAt, batch: int, t: Tensor) -> Tensor:
         """The product with each column."""
-        return _outer(loss, self.vectors(loss), t)
+        if self.cross is not None:
+            return _outer(loss, self.vectors(loss), t)
+        own = (self._labels(loss) == self.label)[:, None]
+        return loss.hessian(loss.scatter(loss.terms(t) * own, t))
 
     def vectors(self, loss: LossAt) -> Tensor:
-        """``√p_c' d_c'``: ``[C or 1, terms, c]``, zero for terms of other classes."""
+        """``√p_c' d_c'``: one for each output, or each of the would-be class, ``[k, terms, c]``.
+
+        They are zero for terms of other classes.
+        """
         vectors = loss.draws.get(self)
         if vectors is None:
-            classes = loss.classes("ClassOuter")
-            if classes is None:
-                raise Inapplicable("ClassOuter", "needs a loss that tells classes apart")
-            roots = classes.roots().movedim(1, 0)  # [C, terms, c]
+            roots = self._classes(loss).roots().movedim(1, 0)  # [C, terms, c]
             if self.cross is not None:
-                roots = roots[self.cross : self.cross + 1]
-            vectors = roots * (classes.labels == self.label)[:, None]
+                roots = roots[self._members(len(roots), roots.device)]
+            vectors = roots * (self._labels(loss) == self.label)[:, None]
             loss.draws[self] = vectors
         return vectors
+
+    def _classes(self, loss: LossAt) -> Classes:
+        classes = loss.classes("ClassOuter")
+        if classes is None:
+            raise Inapplicable("ClassOuter", "needs a loss that tells classes apart")
+        return classes
+
+    def _labels(self, loss: LossAt) -> Tensor:
+        labels = self._classes(loss).labels
+        return labels if self.groups is None else self.groups.labels(labels)
+
+    def _members(self, outputs: int, device: torch.device) -> Tensor:
+        """Which outputs are of the would-be class."""
+        numbers = torch.arange(outputs, device=device)
+        classes = numbers if self.groups is None else self.groups.tensor(device)
+        return classes == torch.tensor(self.cross, device=device)
 
 
 OutputMatrix = LossHessian | SampledFisher | GradientOuter | ClassOuter

@@ -174,8 +174,14 @@ def _find_common(problem: Problem, few: Batch, record: Capture, shared: bool) ->
     samples = samples_given(few)
     if samples is None or samples < 2:
         return False
-    fewer = first_samples(few, samples - 1)
-    other = capture(problem, fewer, list(record.layers), shared=shared)
+    try:
+        other = capture(
+            problem, first_samples(few, samples - 1), list(record.layers), shared=shared
+        )
+    except torch.OutOfMemoryError:
+        raise
+    except (CurvescopeError, *MISTAKES):  # the model refuses so few samples
+        return False
     alike = [
         name
         for name, x in record.inputs.items()

@@ -30,6 +30,7 @@ from curvescope.structure.full_hessian import (
     full_hessian_approximation,
     full_output_hessian,
 )
+from curvescope.structure.grouping import frequent_classes
 from curvescope.structure.knockouts import HessianSplit, Knockouts, class_knockouts, hessian_split
 from curvescope.structure.layer_comparison import LayerComparison, compare_layer
 from curvescope.structure.layer_pairs import layer_eigenpairs
@@ -126,6 +127,7 @@ __all__ = [
     "correspondence",
     "expected_fim",
     "expected_spectrum",
+    "frequent_classes",
     "full_hessian_approximation",
     "full_output_hessian",
     "hessian_split",

@@ -41,8 +41,7 @@ from curvescope.spectra.exact import ExactSpectrum, exact_spectrum, log_distance
 from curvescope.spectra.measure import SpectralMeasure, spectral_measure
 from curvescope.structure.classes import class_structure
 from curvescope.structure.factors import KroneckerFactors, kronecker_factors
-from curvescope.structure.layers import layer_moments
-from curvescope.structure.moments import LayerMoments
+from curvescope.structure.moments import LayerMoments, layer_moments
 
 Spectrum = ExactSpectrum | SpectralMeasure
 _PIECE = 64  # samples recorded at a time for inner products

@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.operators.simple import LowRank
 from curvescope.problem import Problem
 from curvescope.problem.batches import Batch
-from curvescope.problem.losses import Classes
+from curvescope.problem.losses import Classes, Groups
 from curvescope.record import memory, samples
 from curvescope.record.extended import extended, merge, scatter
 from curvescope.record.outputs import ClassOuter, Mix
@@ -62,6 +63,7 @@ class ClassStructure:
     counts: Tensor  # [C], terms of each class
     log_weights: Tensor  # [C, C], float64
     means: Tensor  # [C, C, P]: g_{cc'}
+    groups: Groups | None = None  # the class of every output, where several are of one
 
     @property
     def classes(self) -> int:
@@ -159,7 +161,7 @@ class ClassStructure:
         if cross is not None:
             cross = self._class("within_of", "cross", cross)
             weights, means = weights[cross : cross + 1], means[cross : cross + 1]
-        second = Curvature(self.problem, Mix(0.0, ((ClassOuter(c, cross), 1.0),)))
+        second = Curvature(self.problem, Mix(0.0, ((ClassOuter(c, cross, self.groups), 1.0),)))
         part = second - LowRank(means.T, weights.to(self.means))
         if not normalized:
             return part
@@ -192,7 +194,7 @@ class ClassStructure:
         return exact_spectrum(operator).values.flip(0)
 
 
-def class_structure(problem: Problem) -> ClassStructure:
+def class_structure(problem: Problem, *, classes: Any = None) -> ClassStructure:
     """All cross-class means of the extended gradients, and with them the parts of ``G`` (TR 6.4).
 
     Samples are gathered by class; on the samples of one class, ``C`` weighted directions are pulled
@@ -200,10 +202,18 @@ def class_structure(problem: Problem) -> ClassStructure:
     over the data, never ``C²`` (which it takes where samples cannot be separated: batch norm with
     batch statistics, a label at every position). Any model that autograd can differentiate will do.
 
+    A label may stand at every position of a sample: every position is then an example, of the
+    class of its label. Where there are very many outputs, such as the tokens of a language model,
+    ``classes`` makes groups of them: with the class ``κ(v)`` of an output, ``w_{cc'}`` and
+    ``g_{cc'}`` are sums over all examples with ``κ(y_i) = c`` and all outputs with ``κ(v) = c'``,
+    and the identity holds as before; the within part has also the scatter within a group.
+
     Memory: ``C² P`` numbers.
 
     Args:
         problem: cross-entropy with class labels, or the logistic loss as two classes.
+        classes: the class ``0, 1, …`` of every output, ``[V]``, or a map from outputs to classes;
+            those that it leaves out are one more class. See :func:`frequent_classes`.
 
     Raises:
         CurvescopeError: another loss; a single class; means that do not fit into memory.
@@ -228,7 +238,10 @@ def class_structure(problem: Problem) -> ClassStructure:
                 z = problem.output(variables, batch)
             e = extended(problem.loss, z.detach(), batch.target, "class_structure(problem)")
             problem.loss_at(z, batch)  # refuses infinite losses
-            sums = sums or _Means(problem, e.classes)
+            if sums is None:
+                groups = groups_of(classes, e.classes, "class_structure(problem)")
+                sums = _Means(problem, e.classes if groups is None else groups.count, groups)
+            e = e if sums.groups is None else e.grouped(sums.groups)
             sums.add(z, variables, batch, e)
     assert sums is not None, "a problem has at least one batch"
     return sums.result()
@@ -237,8 +250,9 @@ def class_structure(problem: Problem) -> ClassStructure:
 class _Means:
     """Running weighted means; weights are carried as logarithms, so that none underflows."""
 
-    def __init__(self, problem: Problem, classes: int) -> None:
+    def __init__(self, problem: Problem, classes: int, groups: Groups | None) -> None:
         self._problem, P = problem, problem.params.size
+        self.groups = groups
         item = torch.empty(0, dtype=problem.dtype).element_size()
         needed, free = classes**2 * P * item, memory.free(problem.device)
         if needed > 0.8 * free:
@@ -263,9 +277,9 @@ class _Means:
             logs = torch.logsumexp(log_p, 0)
             total, keep, new = merge(self._logs[c], logs)
             shares = torch.exp(log_p - logs).nan_to_num(0.0).to(z.dtype)  # [terms, C]
-            cotangents = scatter(at, (shares[..., None] * e.directions).movedim(1, 0), z)
             self._means[c] *= keep[:, None].to(z.dtype)
-            for k, u in enumerate(cotangents):
+            for k in range(e.classes):
+                u = scatter(at, (shares[:, k, None] * e.direction(k))[None], z)[0]
                 last = c == present[-1] and k == e.classes - 1
                 pieces = torch.autograd.grad(
                     z, list(variables.values()), u, retain_graph=not last, allow_unused=True
@@ -284,7 +298,12 @@ class _Means:
             raise CurvescopeError("Problem(data)", "no target counts (all are ignored)")
         log_weights = self._logs - torch.tensor(terms, dtype=torch.float64).log()
         G = GaussNewton(self._problem)
-        return ClassStructure(self._problem, G, self._counts, log_weights, self._means)
+        return ClassStructure(self._problem, G, self._counts, log_weights, self._means, self.groups)
+
+
+def groups_of(classes: Any, outputs: int, where: str) -> Groups | None:
+    """The groups that a user named, or None."""
+    return None if classes is None else Groups.of(classes, outputs, where)
 
 
 def _by_class(problem: Problem) -> Iterator[Batch]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from curvescope.errors import CurvescopeError
+from curvescope.errors import Inapplicable
 from curvescope.layers import LookupKind
 from curvescope.problem.batches import Batch
 from curvescope.problem.losses import LossAt
@@ -125,7 +125,7 @@ def by_label(where: str, batch: Batch, z: Tensor, loss: LossAt) -> tuple[Members
     labels = isinstance(y, Tensor) and not y.is_floating_point() and y.numel() == z.shape[0]
     if not labels or not loss.count == loss.weight == z.shape[0]:
         rule = "needs one class label for each sample, all of the same weight"
-        raise CurvescopeError(f"{where}, by class", rule)
+        raise Inapplicable(f"{where}, by class", rule)
     members: Members = {}
     for label in y.unique().tolist():
         index = (y.flatten() == label).nonzero()[:, 0]

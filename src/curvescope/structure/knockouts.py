@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,10 +43,11 @@ from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.operators.gram import GramForm
 from curvescope.operators.hessian import Hessian
 from curvescope.problem import Problem
+from curvescope.problem.losses import Groups
 from curvescope.record.extended import class_directions
 from curvescope.spectra.exact import ExactSpectrum, exact_spectrum
 from curvescope.spectra.measure import SpectralMeasure, spectral_measure
-from curvescope.structure.classes import class_structure
+from curvescope.structure.classes import class_structure, groups_of
 from curvescope.structure.traces import outputs_of
 
 Spectrum = ExactSpectrum | SpectralMeasure
@@ -128,7 +130,7 @@ def spanned(K: Tensor, X: Tensor) -> tuple[Tensor, Tensor]:
     return vectors[:, nonzero], values[nonzero]
 
 
-def class_dual(problem: Problem, *, layer: str | None = None) -> ClassDual:
+def class_dual(problem: Problem, *, layer: str | None = None, classes: Any = None) -> ClassDual:
     """The Gram matrix of ``G`` or of one layer's block, with the class structure of its rows.
 
     Cost: ``C`` backward passes over the data and the Gram matrix, ``(N·C)²`` numbers; see
@@ -146,29 +148,36 @@ def class_dual(problem: Problem, *, layer: str | None = None) -> ClassDual:
     4.0
     """
     form = GramForm(problem, class_directions)
-    return dual_of_form(form if layer is None else form.restrict(layer))
+    return dual_of_form(form if layer is None else form.restrict(layer), classes=classes)
 
 
-def dual_of_form(form: GramForm) -> ClassDual:
+def dual_of_form(form: GramForm, *, classes: Any = None) -> ClassDual:
     """:func:`class_dual` from a Gram form that exists already (several layers can share one)."""
     outputs = list(outputs_of(form))
     labels = torch.cat([e.labels for e in outputs])
     log_w = torch.cat([e.log_p for e in outputs])  # up to the common 1/N
-    bases = row_bases(labels, log_w)
-    return ClassDual(form.matrix(), bases, log_w.shape[1], form.source.space.size)
+    groups = groups_of(classes, log_w.shape[1], "class_dual(problem)")
+    bases = row_bases(labels, log_w, groups)
+    count = log_w.shape[1] if groups is None else groups.count
+    return ClassDual(form.matrix(), bases, count, form.source.space.size)
 
 
-def row_bases(labels: Tensor, log_w: Tensor) -> dict[str, Tensor]:
-    """The bases of :class:`ClassDual` for terms with ``labels: [t]`` and ``log w: [t, C]``."""
-    t, C = log_w.shape
-    masked = log_w[:, None].expand(t, C, C)  # [term, c, c']
+def row_bases(labels: Tensor, log_w: Tensor, groups: Groups | None = None) -> dict[str, Tensor]:
+    """The bases of :class:`ClassDual` for terms with ``labels: [t]`` and ``log w: [t, V]``.
+
+    Every output is a class of its own unless there are ``groups`` of them.
+    """
+    t, V = log_w.shape
+    groups = groups or Groups(tuple(range(V)))
+    labels, members, C = groups.labels(labels), groups.tensor(log_w.device), groups.count
     of_class = torch.nn.functional.one_hot(labels.clamp(min=0), C).bool() & (labels >= 0)[:, None]
+    masked = log_w[:, None].expand(t, C, V)  # [term, c, v]
     masked = masked.masked_fill(~of_class[..., None], -torch.inf)
-    log_cc = torch.logsumexp(masked, 0)  # [c, c']
-    entries = torch.exp(0.5 * (masked - log_cc)).nan_to_num(0.0)
-    a = log_w.new_zeros(t, C, C, C)  # row (term, c') of the vector (c, c')
-    a.diagonal(dim1=1, dim2=3).copy_(entries)
-    a = a.reshape(t * C, C, C)
+    log_cc = groups.log_sums(torch.logsumexp(masked, 0))  # [c, c']
+    entries = torch.exp(0.5 * (masked - log_cc[:, members])).nan_to_num(0.0)
+    a = log_w.new_zeros(t, V, C, C)  # row (term, v) of the vector (c, c')
+    a[:, torch.arange(V), :, members] = entries.permute(2, 0, 1)
+    a = a.reshape(t * V, C, C)
     alive = of_class.any(0)
     eye = torch.eye(C, dtype=torch.bool, device=log_w.device)
     others = log_cc.masked_fill(eye, -torch.inf)
@@ -220,6 +229,7 @@ def class_knockouts(
     problem: Problem,
     *,
     layer: str | None = None,
+    classes: Any = None,
     limit: int = 16384,
     steps: int = 128,
     probes: int = 1,
@@ -233,6 +243,7 @@ def class_knockouts(
     Args:
         problem: cross-entropy or logistic loss.
         layer: one layer's block instead of the whole matrix.
+        classes: groups of outputs, as for :func:`class_structure`.
         limit: rows of the Gram matrix up to which it is used.
         steps: Lanczos steps.
         probes: Lanczos probes.
@@ -241,14 +252,15 @@ def class_knockouts(
     form = GramForm(problem, class_directions)
     ways = [(part, how) for part in PARTS[1:] for how in HOW] + [("within", "subtract")]
     if form.size <= limit:
-        dual = dual_of_form(form if layer is None else form.restrict(layer))
+        dual = dual_of_form(form if layer is None else form.restrict(layer), classes=classes)
         exact = {way: dual.knocked_out(*way) for way in ways}
         return Knockouts(dual.classes, dual.spectrum(), exact)
     if generator is None:
         rule = f"the Gram matrix has {form.size} rows, more than `limit={limit}`"
         remedy = "Lanczos needs a generator, or raise `limit`"
         raise CurvescopeError("class_knockouts(problem)", rule, remedy=remedy)
-    structure = class_structure(problem if layer is None else problem.restrict(layer))
+    smaller = problem if layer is None else problem.restrict(layer)
+    structure = class_structure(smaller, classes=classes)
     G = structure.operator
 
     def measured(A: LinearOperator) -> SpectralMeasure:

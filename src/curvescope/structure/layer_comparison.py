@@ -57,7 +57,7 @@ def compare_layer(
         pairs: of its weight's block, by :func:`layer_eigenpairs` or :func:`curvescope.eigenpairs`.
         rows: how many eigenvectors of each factor the correspondences have.
 
-    >>> from curvescope.operators.kronecker import KroneckerOperator
+    >>> import torch
     >>> from curvescope.spectra.eigensolver import eigenpairs
     >>> M, A = torch.diag(torch.tensor([2.0, 1.0])), torch.diag(torch.tensor([9.0, 1.0]))
     >>> factors = KroneckerFactors("fc", M, A, torch.tensor([1.0, 0.0]), bias=False)

@@ -20,7 +20,7 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,18 +28,11 @@ import torch
 from torch import Tensor
 
 from curvescope import _checks
-from curvescope._state import full_precision
-from curvescope.errors import CurvescopeError, Inapplicable
 from curvescope.problem import Problem
-from curvescope.problem.losses import Classes
-from curvescope.record import memory, samples
-from curvescope.record.extended import extended
-from curvescope.record.layers import record_layers
-from curvescope.record.selection import linear_layers, matrix_layer
-from curvescope.structure.moments import LayerMoments
+from curvescope.record.selection import matrix_layer
+from curvescope.structure.moments import LayerMoments, layer_moments
 from curvescope.structure.outlier_search import bulk_edge
 
-_CHUNK = 256 << 20  # bytes: inputs and errors of all layers that are recorded at a time
 _EPS = torch.finfo(torch.float64).eps
 
 
@@ -125,20 +118,25 @@ class LayerStatistics:
 
 
 def layer_statistics(
-    problem: Problem, *, layers: str | Iterable[str] | None = None
+    problem: Problem, *, layers: str | Iterable[str] | None = None, classes: Any = None
 ) -> dict[str, LayerStatistics]:
     """Spectra of features, back-propagated errors and weights with their class parts (TR sec. 7).
+
+    With a label at every position of a sample a position is an example of its own. That is defined
+    for layers behind which positions do not meet, such as the head of a language model and its
+    last norm's neighbors: elsewhere an error belongs to the labels of several positions.
 
     Cost: one forward pass and ``C`` backward passes without parameter gradients over the data, and
     some eigendecompositions for each layer, ``O(n³ + m³)``. Memory: ``n² + m²`` float64 numbers a
     layer, and the inputs and errors of a few samples.
 
     Args:
-        problem: cross-entropy with one label a sample, or the logistic loss.
+        problem: cross-entropy with class labels, or the logistic loss.
         layers: names of linear or convolution layers (None: all among the variables).
+        classes: groups of outputs, as for :func:`class_structure`.
 
     Raises:
-        CurvescopeError: another loss or kind of layer; labels at several positions of a sample.
+        CurvescopeError: another loss or kind of layer; labels at several positions that meet.
 
     >>> from torch import nn
     >>> model = nn.Linear(2, 2, bias=False).double()
@@ -150,7 +148,7 @@ def layer_statistics(
     (1, 0.0)
     """
     statistics = {}
-    for name, moment in layer_moments(problem, layers=layers).items():
+    for name, moment in layer_moments(problem, layers=layers, classes=classes).items():
         _checks.all_finite(
             f"layer_statistics, layer {name!r}", moment.second_features, moment.second_errors
         )
@@ -163,59 +161,6 @@ def layer_statistics(
             _weights(W, *moment.weight_factors()),
         )
     return statistics
-
-
-def layer_moments(
-    problem: Problem, *, layers: str | Iterable[str] | None = None
-) -> dict[str, LayerMoments]:
-    """The second moments and class means of every layer, as matrices; one pass over the data."""
-    problem.check_unchanged()
-    names = linear_layers(problem, layers)
-    moments: dict[str, LayerMoments] = {}
-    current: list[Classes] = []
-
-    def directions(z: Tensor, target: Any) -> Tensor:
-        _check_size(problem, names, z)
-        e = extended(problem.loss, z, target, "layer_statistics(problem)")
-        if len(e.labels) != len(z):
-            raise Inapplicable(
-                "layer_statistics(problem)",
-                "needs one label for each sample",
-                given=f"an output {list(z.shape)} with {len(e.labels) // len(z)} labels a sample",
-            )
-        current[:] = [e]
-        return e.directions.reshape(len(z), e.classes, *z.shape[1:])
-
-    size = 0
-    for batch in problem.batches():
-        with full_precision(problem.device):
-            if not size:
-                first = next(samples.pieces(problem, batch, 1))
-                records = record_layers(problem, first, names, directions)
-                each = sum(r.inputs.nbytes + r.errors.nbytes for r in records.values())
-                size = max(1, _CHUNK // each)
-            for piece in samples.pieces(problem, batch, size):
-                records = record_layers(problem, piece, names, directions)
-                for name, record in records.items():
-                    moment = moments.setdefault(name, LayerMoments(record, current[0].classes))
-                    moment.add(record, current[0])
-    if not any(bool(moment.counts.any()) for moment in moments.values()):
-        raise CurvescopeError("Problem(data)", "no target counts (all are ignored)")
-    return moments
-
-
-def _check_size(problem: Problem, names: Sequence[str], z: Tensor) -> None:
-    """Refuse what does not fit into memory: directions, and means of all pairs of classes."""
-    classes = max(2, z[0].numel())
-    rows = [matrix_layer(problem.model, name).matrix_shape[0] for name in names]
-    each = 8 * (sum(rows) + 3 * max(rows)) + 2 * z.element_size() * len(z)
-    memory.need(
-        "layer_statistics(problem)",
-        f"means of {classes:,}² pairs of classes for {len(names)} layer(s)",
-        each * classes**2,
-        problem.device,
-        "use fewer layers, or samples of fewer classes",
-    )
 
 
 # Statistics from moments ------------------------------------------------------------------------

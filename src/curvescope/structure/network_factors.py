@@ -39,7 +39,7 @@ from curvescope.record.selection import join, linear_layers, matrix_layer
 from curvescope.structure.classes import class_structure
 from curvescope.structure.factor_sums import ALL, Members, by_label
 from curvescope.structure.full_hessian import check_plain
-from curvescope.structure.layers import layer_moments
+from curvescope.structure.moments import layer_moments
 
 
 def network_kfac(

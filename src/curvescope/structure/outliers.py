@@ -30,6 +30,7 @@ References:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -94,6 +95,7 @@ def attribute_outliers(
     problem: Problem,
     *,
     layer: str | None = None,
+    classes: Any = None,
     limit: int = 16384,
     generator: torch.Generator | None = None,
 ) -> Attribution:
@@ -108,6 +110,7 @@ def attribute_outliers(
     Args:
         problem: cross-entropy or logistic loss.
         layer: one layer's block instead of the whole matrix.
+        classes: groups of outputs, as for :func:`class_structure`.
         limit: rows of the Gram matrix up to which it is used.
         generator: the source of the start vectors of a search.
 
@@ -122,14 +125,14 @@ def attribute_outliers(
     """
     form = GramForm(problem, class_directions)
     if form.size <= limit:
-        return outliers_of(
-            dual_of_form(form if layer is None else form.restrict(layer)), generator=generator
-        )
+        dual = dual_of_form(form if layer is None else form.restrict(layer), classes=classes)
+        return outliers_of(dual, generator=generator)
     if generator is None:
         rule = f"the Gram matrix has {form.size} rows, more than `limit={limit}`"
         remedy = "the search needs a generator, or raise `limit`"
         raise CurvescopeError("attribute_outliers(problem)", rule, remedy=remedy)
-    structure = class_structure(problem if layer is None else problem.restrict(layer))
+    smaller = problem if layer is None else problem.restrict(layer)
+    structure = class_structure(smaller, classes=classes)
     return _by_search(structure, generator)
 
 

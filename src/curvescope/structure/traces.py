@@ -57,8 +57,10 @@ def class_traces(structure: ClassStructure) -> ClassTraces:
     form = GramForm(structure.problem, class_directions)
     norms = form.diagonal()
     labels = torch.cat([e.labels for e in outputs_of(form)])
+    if structure.groups is not None:
+        labels = structure.groups.labels(labels)
     total = norms.new_zeros(structure.classes)
-    shares = norms.reshape(len(labels), structure.classes).sum(1)
+    shares = norms.reshape(len(labels), -1).sum(1)
     total.index_add_(0, labels.clamp(min=0), shares * (labels >= 0))
     squares = _squared_norms(structure.means)
     w = structure.weights

@@ -8,6 +8,7 @@ from curvescope.problem.losses.base import Classes, DiagonalAt, Loss, LossAt, Te
 from curvescope.problem.losses.binary import BinaryLogistic
 from curvescope.problem.losses.cross_entropy import CrossEntropy
 from curvescope.problem.losses.custom import Custom
+from curvescope.problem.losses.groups import Groups
 from curvescope.problem.losses.probes import DiagonalRoot
 from curvescope.problem.losses.probes import OutputRoot as OutputRoot
 from curvescope.problem.losses.recognize import BY_NAME as BY_NAME
@@ -22,6 +23,7 @@ __all__ = [
     "Custom",
     "DiagonalAt",
     "DiagonalRoot",
+    "Groups",
     "Huber",
     "Loss",
     "LossAt",

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from curvescope.errors import CurvescopeError
 from curvescope.identity import digest
+from curvescope.problem.losses.groups import Groups
 from curvescope.problem.losses.probes import OutputRoot
 
 
@@ -39,11 +40,15 @@ class Classes:
 
     Probabilities are kept as logarithms in float64: they may underflow, their ratios within a
     class must not. An ignored term has the label −1 and the probability 0 for every class.
+
+    ``toward(S)`` is ``Σ_{c' in S} p_c' ∂ℓ(z, y_c')/∂z / Σ_{c' in S} p_c'`` for a set of classes
+    ``[C]``: the mean gradient if the label were one of them. Gradients are made one by one, since
+    all of a large vocabulary do not fit into memory.
     """
 
     labels: Tensor  # [terms], int64
     log_p: Tensor  # [terms, C], float64
-    directions: Tensor  # [terms, C, c]: c' ↦ ∂ℓ(z, y_c')/∂z, c entries of the output for a term
+    toward: Callable[[Tensor], Tensor]  # [C] of booleans to [terms, c], the entries of a term
 
     @property
     def classes(self) -> int:
@@ -55,10 +60,29 @@ class Classes:
         """The terms that are not ignored."""
         return int((self.labels >= 0).sum())
 
+    @property
+    def directions(self) -> Tensor:
+        """``∂ℓ(z, y_c')/∂z``: ``[terms, C, c]``."""
+        return torch.stack([self.direction(c) for c in range(self.classes)], 1)
+
+    def direction(self, c: int) -> Tensor:
+        """``∂ℓ(z, y_c)/∂z`` for one class: ``[terms, c]``."""
+        return self.toward(torch.arange(self.classes, device=self.log_p.device) == c)
+
     def roots(self) -> Tensor:
         """``√p_c' · ∂ℓ(z, y_c')/∂z``: ``[terms, C, c]`` with ``Σ_c' r rᵀ = ∂²ℓ/∂z²``."""
-        half = torch.exp(0.5 * self.log_p).to(self.directions.dtype)
-        return half[..., None] * self.directions
+        directions = self.directions
+        half = torch.exp(0.5 * self.log_p).to(directions.dtype)
+        return half[..., None] * directions
+
+    def grouped(self, groups: Groups) -> Classes:
+        """The same for groups of classes: the probability of a group and its mean gradient."""
+        members = groups.tensor(self.log_p.device)
+
+        def toward(chosen: Tensor) -> Tensor:
+            return self.toward(chosen[members])
+
+        return Classes(groups.labels(self.labels), groups.log_sums(self.log_p), toward)
 
 
 class LossAt(ABC):

@@ -150,7 +150,12 @@ class BinaryLogisticAt(DiagonalAt):
         # log p of class 0 and of class 1, and p − 0 and p − 1, each without cancellation
         log_p = torch.cat([F.logsigmoid(-z.double()), F.logsigmoid(z.double())], 1)
         slopes = torch.cat([self._p.reshape(-1, 1), -self._q.reshape(-1, 1)], 1)
-        return Classes(labels.long(), log_p, slopes[..., None])
+
+        def toward(chosen: Tensor) -> Tensor:
+            share = torch.softmax(log_p.masked_fill(~chosen, -torch.inf), 1)
+            return (share.to(slopes) * slopes).sum(1, keepdim=True)
+
+        return Classes(labels.long(), log_p, toward)
 
 
 def _scale(y: Tensor, v: Tensor | None, P: Tensor | None) -> Tensor | None:

@@ -100,7 +100,12 @@ class SoftmaxAt(LossAt):
         ignored = ~self._counted.flatten()
         labels = labels.flatten().masked_fill(ignored, -1)
         log_p = F.log_softmax(rows.double(), 1).masked_fill(ignored[:, None], -torch.inf)
-        return Classes(labels, log_p, minus_classes(log_p.exp()).to(rows.dtype))
+        p = log_p.exp()
+
+        def toward(chosen: Tensor) -> Tensor:
+            return _toward(log_p, p, chosen).to(rows.dtype)
+
+        return Classes(labels, log_p, toward)
 
 
 class HardAt(SoftmaxAt):
@@ -232,14 +237,12 @@ def multinomial_root(p: Tensor) -> Tensor:
     return (scale[..., None] * (first - against)).transpose(0, 1)
 
 
-def minus_classes(p: Tensor) -> Tensor:
-    """``p − e_c'`` for every ``c'``: ``[terms, C, C]``.
+def _toward(log_p: Tensor, p: Tensor, chosen: Tensor) -> Tensor:
+    """``p − q: [terms, C]`` with ``q`` the probabilities of the chosen classes among themselves.
 
-    Its diagonal ``p_c' − 1`` is summed from the other probabilities: at the end of training they
-    are small, and ``1 − p`` would keep nothing of them but rounding.
+    There it is ``−q Σ p`` over the other classes: at the end of training these are small, and a
+    difference would keep nothing of them but rounding.
     """
-    C = p.shape[1]
-    others = p @ (1 - torch.eye(C, dtype=p.dtype, device=p.device))
-    directions = p[:, None, :].repeat(1, C, 1)
-    directions.diagonal(dim1=1, dim2=2).copy_(-others)
-    return directions
+    q = torch.softmax(log_p.masked_fill(~chosen, -torch.inf), 1).nan_to_num(0.0)
+    others = p.masked_fill(chosen, 0.0)
+    return others - q * others.sum(1, keepdim=True)
