@@ -1,4 +1,4 @@
-"""PP sec. 6, tables 7 to 9: a penalty on the trace of G, where data are fitted and where not."""
+"""Sec. 6, tables 7 to 9: a penalty on the trace of G, where data are fitted and where not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from curvescope.studies.run import Result, Run, Value
 
 CASES = ("fitted", "unfitted")
 WEIGHTS = (0.0, 1e-4)
-"""``η``: without the penalty, and PP's choice."""
+"""``η``: without the penalty, and the paper's choice."""
 _BATCH = 128
 
 

@@ -1,4 +1,4 @@
-"""FF sec. 4: weight decay and sharpness of a network with batch norm, in both of its modes."""
+"""Sec. 4: weight decay and sharpness of a network with batch norm, in both of its modes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FF fig. 4 to 7, PP fig. 1 and tables 2 to 6: weight decay and sharpness of three networks.
+"""Fig. 4 to 7, and fig. 1, tables 2 to 6 of anonymous2021: three networks with weight decay.
 
 Values bear the name of the papers' network also where another stands for it.
 """
@@ -32,7 +32,7 @@ MODES = {
     "PreResNet-164": ("train", "eval"),
     "WideResNet-28x10": ("train", "eval"),
 }
-"""The first is that of PP's tables; a network without batch norm has one."""
+"""The first is that of anonymous2021's tables; a network without batch norm has one."""
 _SHARPNESS = ("‖H‖", "tr H / P", "tr H² / P")
 _GROWING = "least ratio from one weight decay to the next"
 
@@ -119,5 +119,5 @@ def _spectra(network: str, found: Solutions) -> Picture:
         )
         for mode in MODES[network]
     ]
-    caption = "Ritz values of the Hessian and their masses, for each weight decay (FF's)."
+    caption = "Ritz values of the Hessian and their masses, for each weight decay."
     return Picture(f"spectra-{network}", caption, tuple(panels))

@@ -1,4 +1,4 @@
-"""FF sec. 4, fig. 2: logistic regression on MNIST with three weight decays."""
+"""Sec. 4, fig. 2: logistic regression on MNIST with three weight decays."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _held_out_elsewhere(run: Run, group: Group) -> list[float]:
 
 def _pictures(found: Solutions, *, paper: bool) -> tuple[Picture, ...]:
     def panel(what: str, column: str, numbers: tuple[float, ...]) -> Panel:
-        printed = {"FF": numbers} if paper else None
+        printed = {"Granziol": numbers} if paper else None
         return against_decay(what, column, {"": (found, "eval")}, printed=printed)
 
     return (
@@ -87,7 +87,7 @@ def _pictures(found: Solutions, *, paper: bool) -> tuple[Picture, ...]:
         ),
         Picture(
             "spectra",
-            "Ritz values of the Hessian and their masses (FF fig. 2).",
+            "Ritz values of the Hessian and their masses (fig. 2).",
             tuple(
                 masses(f"weight decay {decay:g}", {"": group[0].spectra["eval"]})
                 for decay, group in found.items()

@@ -1,4 +1,4 @@
-"""FF sec. 4, fig. 3, and PP table 1: a perceptron with 9,960 parameters on MNIST."""
+"""Sec. 4, fig. 3, and anonymous2021 table 1: a perceptron with 9,960 parameters on MNIST."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _orders(found: Solutions) -> dict[str, float | Value]:
 
 
 def _close(found: Solutions) -> int:
-    """How many of the numbers of PP's table 1, without ΔE, are met within a tenth."""
+    """How many of the numbers of anonymous2021's table 1, without ΔE, are met within a tenth."""
     ours = table(found, COLUMNS)
     return sum(
         abs(ours[named(what, decay)].number / paper - 1) <= _CLOSE
@@ -123,7 +123,7 @@ def _close(found: Solutions) -> int:
 
 
 def _minibatch(run: Run, groups: dict[float, Group], found: Solutions) -> Value:
-    """PP eq. 7 from one mini-batch over that of all samples, over all solutions."""
+    """Eq. 7 of anonymous2021 from one mini-batch over that of all samples, over all solutions."""
     ratios = []
     for decay, group in groups.items():
         X, y = group.data.X[:128], group.data.y[:128]
@@ -135,7 +135,7 @@ def _minibatch(run: Run, groups: dict[float, Group], found: Solutions) -> Value:
 
 def _pictures(shown: dict[str, Solutions], *, paper: bool) -> tuple[Picture, ...]:
     def panel(what: str) -> Panel:
-        printed = {"PP": _PRINTED[what]} if paper else None
+        printed = {"anonymous2021": _PRINTED[what]} if paper else None
         title = what.replace("accuracy", "accuracy, per cent")
         beside = {setting: (found, "eval") for setting, found in shown.items()}
         return against_decay(title, what, beside, printed=printed)
@@ -145,14 +145,14 @@ def _pictures(shown: dict[str, Solutions], *, paper: bool) -> tuple[Picture, ...
     return (
         Picture(
             "weight-decay",
-            "Sharpness, loss gap, PP's a and accuracy against weight decay; bands: standard "
-            "deviation over the seeds.",
+            "Sharpness, loss gap, a = ½‖w‖ + tr H / P and accuracy against weight decay; bands: "
+            "standard deviation over the seeds.",
             tuple(panel(what) for what in _PRINTED),
             columns=3,
         ),
         Picture(
             "spectra",
-            "Ritz values of the Hessian and their masses (FF fig. 3a, 3b).",
+            "Ritz values of the Hessian and their masses (fig. 3a, 3b).",
             (masses("", spectra),),
             columns=1,
         ),

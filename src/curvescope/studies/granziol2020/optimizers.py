@@ -1,4 +1,4 @@
-"""FF sec. 5, fig. 8 to 10: SGD against Gadam. The sharper solution generalizes better."""
+"""Sec. 5, fig. 8 to 10: SGD against Gadam. The sharper solution generalizes better."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _ratios(found: Found, what: str, mode: str) -> list[float]:
 
 
 def _courses(trainings: Mapping[str, Mapping[str, Courses]]) -> Picture:
-    """FF fig. 8c: the accuracy along training, and that of the averaged weights at its end."""
+    """Fig. 8c: the accuracy along training, and that of the averaged weights at its end."""
     panels = []
     for data, by_optimizer in trainings.items():
         curves = []
@@ -103,7 +103,7 @@ def _courses(trainings: Mapping[str, Mapping[str, Courses]]) -> Picture:
         )
     return Picture(
         "accuracy",
-        "Test accuracy along training (FF fig. 8c), bands: standard deviation over the seeds. The "
+        "Test accuracy along training (fig. 8c), bands: standard deviation over the seeds. The "
         "result of Gadam is the average of its weights over the last two fifths.",
         tuple(panels),
     )
@@ -134,7 +134,7 @@ def _sharpness(found: Mapping[str, Found]) -> Picture:
         )
     return Picture(
         "sharpness-and-error",
-        "Sharpness against test error, a point for each seed; FF find Gadam sharper and better.",
+        "Sharpness against test error, a point for each seed; the paper has Gadam sharper and better.",
         tuple(panels),
     )
 
@@ -147,5 +147,5 @@ def _spectra(found: Mapping[str, Found]) -> tuple[Picture, ...]:
         for data, each in found.items()
         for mode in MODES
     ]
-    caption = "Ritz values of the Hessian and their masses (FF fig. 8 to 10)."
+    caption = "Ritz values of the Hessian and their masses (fig. 8 to 10)."
     return (Picture("spectra", caption, tuple(panels)),)

@@ -27,7 +27,7 @@ from curvescope.studies.run import Run, Value
 from curvescope.training import Fit, evaluate
 
 DECAYS = (0.0, 1e-4, 5e-4)
-"""The weight decays of FF sec. 4 and PP sec. 5."""
+"""The weight decays of sec. 4 and anonymous2021 sec. 5."""
 
 _CONVERGED = 1e-2  # residual over |value|: an eigenvalue, not a stretch of the bulk
 _LARGEST_MASS = 30.0  # in units of 1/P; one eigenvalue has more with probability 4e-8
@@ -46,7 +46,7 @@ class Solution:
     spectra: Mapping[str, SpectralMeasure]
 
     def columns(self, mode: str) -> dict[str, float]:
-        """The columns of PP's tables, and what FF's text says beside them."""
+        """The columns of anonymous2021's tables, and what the paper's text says beside them."""
         H = self.spectra[mode]
         mean = moment(H, 1)
         return {
@@ -66,7 +66,7 @@ class Solution:
 
 Solutions = Mapping[float, Sequence[Solution]]
 COLUMNS = ("ΔE", "ΔL", "tr H / P", "tr H² / P", "‖H‖", "a")
-"""Those of PP's tables 1, 2, 4 and 5."""
+"""Those of anonymous2021's tables 1, 2, 4 and 5."""
 FITS = ("‖w‖", "training loss", "training accuracy", "test accuracy")
 
 
@@ -132,7 +132,7 @@ def predicted_right(model: nn.Module, data: Dataset) -> Tensor:
 
 
 def spectrum(run: Run, key: str, A: LinearOperator) -> SpectralMeasure:
-    """Ritz values and their masses as FF take them (App. B), from ``work`` if they are there.
+    """Ritz values and their masses (App. B), from ``work`` if they are there.
 
     ``run["steps"]`` Lanczos steps with full re-orthogonalization from ``run["probes"]`` vectors.
     """
@@ -157,7 +157,7 @@ def spectrum(run: Run, key: str, A: LinearOperator) -> SpectralMeasure:
 def moment(measure: SpectralMeasure, k: int) -> float:
     """``tr H^k / P``, every converged Ritz value counted as one eigenvalue.
 
-    FF and PP read the moments off the masses of one random vector. In it a single eigenvalue has
+    Both papers read the moments off the masses of one random vector. In it a single eigenvalue has
     the mass ``χ²/P`` instead of ``1/P``, which moves ``tr H²`` by its own size where few
     eigenvalues make it up. Only the rest is taken at its sampled mass here.
 
@@ -283,7 +283,7 @@ def _ratios(values: Iterable[float]) -> list[float]:
 
 
 def masses(title: str, spectra: Mapping[str, SpectralMeasure]) -> Panel:
-    """Mass against Ritz value, spectra over each other by their labels, as FF draw them."""
+    """Mass against Ritz value, spectra over each other by their labels, as Granziol draws them."""
     shown = []
     for label, measure in spectra.items():
         nodes, weights = measure.nodes[0], measure.weights[0]
