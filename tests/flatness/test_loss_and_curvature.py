@@ -148,6 +148,26 @@ def test_the_terms_of_a_shift_against_dense_matrices() -> None:
     assert float(forms.mean()) == pytest.approx(float(means.mean()), rel=0.02)
 
 
+def test_the_hessian_leaves_out_units_that_switch() -> None:
+    """Over many samples a shift of a ReLU network changes the loss otherwise than H says."""
+    X, y = data(6, 2000, 3)
+    ratios = {}
+    for unit in (nn.ReLU, nn.Tanh):
+        g = torch.Generator().manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 40), unit(), nn.Linear(40, 3)).double()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.copy_(torch.randn(p.shape, dtype=F64, generator=g))
+        problem = cs.Problem(model, (X, y))
+        P = problem.params.size
+        shifts = 3e-3 * torch.randn(60, P, dtype=F64, generator=g)
+        found = [shift_estimate(problem, s, trace=0.0, largest=0.0) for s in shifts]
+        second_order = sum(s.change - s.slope for s in found)
+        ratios[unit] = second_order / sum(s.quadratic for s in found)
+    assert ratios[nn.Tanh] == pytest.approx(1.0, abs=0.01)
+    assert abs(ratios[nn.ReLU] - 1) > 0.2
+
+
 def test_what_is_refused() -> None:
     one = torch.ones(1)
     with pytest.raises(CurvescopeError, match=r"needs losses and norms of inputs \[N\]"):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import inf
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import curvescope as cs
 from curvescope.errors import CurvescopeError
 from curvescope.operators.simple import Diagonal
 from curvescope.spectra import lanczos, lanczos_bounds, neuron_rank_bound, path_rank_bound
@@ -79,6 +81,34 @@ def test_what_is_no_spectrum_is_refused() -> None:
         lanczos_bounds(torch.tensor([1.0, 0.0]), [1], cosines=(1.5, 0.1))
     with pytest.raises(CurvescopeError, match="steps must be an integer of at least 1, got 0"):
         lanczos_bounds(torch.tensor([1.0, 0.0]), [0])
+
+
+def test_the_rank_bound_holds_for_one_sample_and_not_for_many() -> None:
+    """Granziol (2020), sec. 3.2, against the ranks of dense matrices."""
+    sizes = [20, 25, 25, 2]
+    g = torch.Generator().manual_seed(0)
+    layers: list[nn.Module] = []
+    for n, m in pairwise(sizes):
+        layer = nn.Linear(n, m).double()
+        with torch.no_grad():
+            layer.weight.normal_(0, (2 / n) ** 0.5, generator=g)
+        layers += [layer, nn.ReLU()]
+    model = nn.Sequential(*layers[:-1])
+    X = torch.randn(600, 20, dtype=F64, generator=g)
+    y = torch.randint(2, (600,), generator=g)
+    paths, whole = path_rank_bound(sizes[1:], 20), neuron_rank_bound(sizes[1:], 20, 2)
+    assert whole < cs.Problem(model, (X, y)).params.size
+
+    def rank(matrix: Tensor) -> int:
+        return int(torch.linalg.matrix_rank(matrix, hermitian=True))
+
+    for i in range(3):
+        x, t = X[i : i + 1], y[i : i + 1]
+        output = cs.Problem(model, (x, t), loss=lambda z, _: z[:, 0].mean())
+        gradient = output.gradient()
+        assert rank(cs.Hessian(output).dense() + torch.outer(gradient, gradient)) <= paths
+        assert rank(cs.Hessian(cs.Problem(model, (x, t))).dense()) <= whole
+    assert rank(cs.Hessian(cs.Problem(model, (X, y))).dense()) > whole
 
 
 def test_the_rank_bound_of_paths() -> None:

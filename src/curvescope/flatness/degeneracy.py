@@ -35,8 +35,9 @@ class DegeneracyHistory:
     """Points along training and FF's bound ``4 d_y (Σ N_l + d_x)`` of the rank (§3.2).
 
     ``predicted`` is the share of the spectrum that the bound puts at zero, ``1 − bound/P``; below
-    zero, the bound says nothing. FF find it "largely respected": the mass of one Ritz value falls
-    short of it where the mass at zero splits, which the pair of nearest values repairs.
+    zero, the bound says nothing. It is proved for one sample only (see
+    :func:`curvescope.spectra.neuron_rank_bound`). FF find it "largely respected": the mass of one
+    Ritz value falls short of it where the mass at zero splits, which the pair repairs.
     """
 
     points: tuple[DegeneracyPoint, ...]

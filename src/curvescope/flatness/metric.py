@@ -11,8 +11,8 @@ up to constants, and compare solutions of one network by
 
 The divergence of these two Gaussians has ``tr H⁻¹`` where eq. 6 has ``tr H``, so that eq. 6 is no
 divergence and eq. 7 no bound of one; ``gaussian_kl`` is the divergence itself. ``log |H|`` and
-``H⁻¹`` are those of ``G + δ I``, as a Hessian is singular. The scale of PP's column "a"
-is not recoverable: compare orderings.
+``H⁻¹`` are those of ``G + δ I``, as a Hessian is singular. Column "a" of PP's tables is not eq. 7
+but close to ``½‖w‖ + tr H / P``, the norm not squared (study ``granziol2020/mlp``).
 
 References:
     PP: *A Practical PAC-Bayes Generalisation Bound for Deep Learning* (2020).

@@ -87,9 +87,11 @@ def without_ghosts(nodes: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def neuron_rank_bound(neurons: Sequence[int], inputs: int, classes: int) -> int:
-    """``4 · d_y · (Σ_l N_l + d_x)``: FF's bound of the rank of a network's Hessian (§3.2).
+    """``4 d_y (Σ_l N_l + d_x)``: bound of the rank of one sample's Hessian (Granziol 2020, eq. 11).
 
-    FF's VGG-16 counts a neuron per channel and 1024 inputs:
+    The paper takes it for the Hessian of all samples, whose parts have other directions: in the
+    study ``granziol2020/small-networks`` a thousand samples have a rank above it. Its VGG-16 counts
+    a neuron per channel and 1024 inputs:
 
     >>> neuron_rank_bound([13416], inputs=1024, classes=10)
     577600
@@ -100,12 +102,12 @@ def neuron_rank_bound(neurons: Sequence[int], inputs: int, classes: int) -> int:
 
 
 def path_rank_bound(neurons: Sequence[int], inputs: int) -> int:
-    """``2 (Σ_l N_l + d_x)``: FF's bound of the rank of eq. 10, of one sample and one output.
+    """``2 (Σ_l N_l + d_x)``: bound of the rank of eq. 10, of one sample and one output.
 
-    Eq. 10 is the second derivative of one output along the network's paths and the outer product
-    of its gradients. The bound of the whole Hessian is ``2 d_y`` times it (eq. 11). It rests on
-    the paper's argument by paths (every product of weights has rank one), and says something where
-    it is below the number of parameters.
+    Eq. 10 is the second derivative of one output and the outer product of its gradients. The
+    gradient for the weights of a layer is ``b aᵀ``, with what comes back to the layer and what goes
+    into it; its changes are ``db aᵀ + b daᵀ``, of at most ``N_l + N_{l−1}`` dimensions, and layers
+    add up to the bound.
 
     >>> path_rank_bound([3, 2], inputs=4)
     18
@@ -118,14 +120,14 @@ def path_rank_bound(neurons: Sequence[int], inputs: int) -> int:
 def rank_bound(
     model: nn.Module, input_shape: Sequence[int], classes: int, *, count: str = "channels"
 ) -> int:
-    """FF's rank bound for a model, its neurons counted in one forward pass.
+    """:func:`neuron_rank_bound` for a model, its neurons counted in one forward pass.
 
     Every layer of a known kind that the pass reaches counts once: ``count="channels"`` by
     its output features or channels, as FF does; ``"activations"`` by its output entries for one
     sample, which the argument of §3.2 (paths through neurons) needs where weights are shared over
-    positions. ``d_x`` is the number of entries of ``input_shape``, without the batch. FF argues
-    for plain feed-forward networks; a bound above the number of parameters says nothing, and a
-    module with other weights (a recurrent one, attention with a weight of its own) is refused.
+    positions. ``d_x`` is the number of entries of ``input_shape``, without the batch. It is argued
+    for plain feed-forward networks and one sample; above the number of parameters it says nothing.
+    A module with other weights (a recurrent one, attention with a weight of its own) is refused.
 
     >>> mlp = nn.Sequential(nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 10))
     >>> rank_bound(mlp, (784,), 10)         # 4 · 10 · (100 + 10 + 784)

@@ -134,7 +134,8 @@ def _sharpness(found: Mapping[str, Found]) -> Picture:
         )
     return Picture(
         "sharpness-and-error",
-        "Sharpness against test error, a point for each seed; the paper has Gadam sharper and better.",
+        "Sharpness against test error, a point for each seed; in the paper Gadam is sharper and "
+        "better.",
         tuple(panels),
     )
 
