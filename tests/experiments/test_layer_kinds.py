@@ -9,8 +9,13 @@ import torch
 from torch import nn
 
 from curvescope.experiments.analyze import analyze, choose_layers
+from curvescope.experiments.stages import layers as stage
+from curvescope.experiments.stages.class_layers import ClassLayerFindings
 from curvescope.experiments.stages.context import Settings
+from curvescope.experiments.store import Finding
 from curvescope.problem import Problem
+from curvescope.structure.layer_comparison import LayerComparison
+from tests.transformers_of_ours import LAYERS, made
 
 NETWORKS = {
     "Conv1d": ((2, 7), lambda: nn.Conv1d(2, 3, 3, padding=1), 3 * 7),
@@ -34,3 +39,25 @@ def test_analyze_looks_into_convolutions_of_every_dimension(name: str, tmp_path:
     stages = {path.name for path in (tmp_path / "run" / "stages").iterdir()}
     for kind in ("layer", "classes"):
         assert any(stage.startswith(f"{kind}-0") for stage in stages), stages
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+def test_analyze_looks_into_every_layer_of_a_transformer(
+    pooled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under the names that the model has; of labels at every position some are drawn."""
+    model, data = made(pooled=pooled)
+    problem = Problem(model, data)
+    assert choose_layers(problem, None) == LAYERS
+    monkeypatch.setattr(stage, "_PASSES", 2)
+    settings = Settings(steps=4, trace_probes=8, layer_pairs=4)
+    chosen = ("tokens", "ln", "attend", "groups", "head")
+    run = analyze(problem, tmp_path / "run", seed=0, settings=settings, layers=chosen)
+    assert run.complete
+    for layer in chosen:
+        finding = run.result(f"layer-{layer}", Finding[LayerComparison])
+        assert finding.value is not None, finding.left_out
+        assert finding.value.name == layer
+        assert finding.value.draws == (None if pooled else 16)
+    left_out = run.result("classes-tokens", Finding[ClassLayerFindings]).left_out
+    assert ("embeddings and norms" if pooled else "one label each") in left_out

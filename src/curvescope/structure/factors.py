@@ -25,7 +25,7 @@ from curvescope.layers import LayerKind, LookupKind, as_matrix
 from curvescope.operators.kronecker import Eigen, KroneckerOperator
 from curvescope.problem.problem import Problem
 from curvescope.record.moments import SHARING, LayerMoments
-from curvescope.record.samples import check_samples, pieces, terms_apart
+from curvescope.record.samples import check_samples, first_samples, pieces, terms_apart
 from curvescope.record.selection import layer_of, layers_of_any_kind, users_of
 from curvescope.structure.factor_sums import ALL, Pass, piece_size
 
@@ -179,6 +179,21 @@ def kronecker_factors(
     if sum(moment.weight for moment in sums.moments.values()) == 0:
         raise CurvescopeError("Problem(data)", "no target counts (all are ignored)")
     return {name: _result(problem, name, sums) for name in names}
+
+
+def exact_passes(problem: Problem) -> int:
+    """How many backward passes the exact ``E[M]`` takes, tried on a few samples.
+
+    >>> from torch import nn
+    >>> X, y = torch.randn(6, 4), torch.arange(6) % 3
+    >>> exact_passes(Problem(nn.Linear(4, 3), (X, y)))
+    2
+    """
+    few = first_samples(next(iter(problem.data)))
+    with problem.evaluation():
+        z = problem.output(problem.variables(), few).detach()
+    loss = problem.loss_at(z, few)
+    return loss.rank * (loss.terms(z[None]).shape[1] // len(z))
 
 
 def _result(problem: Problem, name: str, sums: Pass) -> KroneckerFactors:

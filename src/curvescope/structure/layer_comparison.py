@@ -43,6 +43,8 @@ class LayerComparison:
     input_eigenvalues: Tensor  # [n], of E[xxᵀ]
     correspondences: dict[str, Tensor]  # [rows, k] each
     products: int
+    sharing: str = "expand"  # how positions share the weight in the product
+    draws: int | None = None  # labels drawn at each output for E[M]; None: none
 
 
 def compare_layer(
@@ -100,6 +102,8 @@ def compare_layer(
         input_eigenvalues=structure.eigenvalues.cpu().double(),
         correspondences=_correspondences(factors, vectors, rows),
         products=pairs.products,
+        sharing=factors.sharing,
+        draws=factors.draws,
     )
 
 

@@ -17,6 +17,7 @@ from curvescope.errors import Inapplicable
 from curvescope.experiments.stages.class_structure import need_one_label
 from curvescope.experiments.stages.context import Context
 from curvescope.experiments.store import Finding, Outcome
+from curvescope.layers import matrix_kind
 from curvescope.spectra.exact import ExactSpectrum
 from curvescope.spectra.measure import SpectralMeasure
 from curvescope.structure.class_factors import (
@@ -65,6 +66,8 @@ def compute(context: Context, layer: str) -> Outcome[Finding[ClassLayerFindings]
     problem, settings = context.problem, context.settings
     try:
         need_one_label(problem)
+        if matrix_kind(problem.model.get_submodule(layer)) is None:
+            raise Inapplicable("class structure", "embeddings and norms have no matrix to look at")
         statistics = layer_statistics(problem, layers=[layer])[layer]
         approximation = layer_approximations(
             problem,

@@ -63,9 +63,10 @@ def need_one_label(problem: Problem) -> None:
     """
     target = next(iter(problem.data)).target
     if isinstance(target, Tensor) and target.numel() > len(target):
-        rule = "the class structure is that of samples with one label each"
+        rule = "the class structure of an analysis is that of samples with one label each"
         given = f"labels at {target[0].numel()} positions of a sample"
-        raise Inapplicable("class structure", rule, given=given)
+        remedy = "group them into classes with class_structure(problem, classes=…) from Python"
+        raise Inapplicable("class structure", rule, given=given, remedy=remedy)
 
 
 def _findings(context: Context) -> ClassFindings:

@@ -12,14 +12,26 @@ from curvescope.experiments.stages.context import Context
 from curvescope.experiments.store import Finding, Outcome
 from curvescope.operators.hessian import Hessian
 from curvescope.spectra.eigensolver import eigenpairs
-from curvescope.structure.factors import kronecker_factors
+from curvescope.structure.factors import exact_passes, kronecker_factors
 from curvescope.structure.layer_comparison import LayerComparison, compare_layer
+
+_PASSES = 1024
+"""Backward passes up to which the expectation over labels is exact; beyond, labels are drawn."""
+_DRAWS = 16
+"""Labels drawn at every output."""
 
 
 def compute(context: Context, layer: str) -> Outcome[Finding[LayerComparison]]:
     """Compare a layer's Hessian with ``E[M] ⊗ E[x xᵀ]``; where it does not apply, the reason."""
+    problem = context.problem
     try:
-        factors = kronecker_factors(context.problem, layers=[layer])[layer]
+        exact = exact_passes(problem) <= _PASSES
+        factors = kronecker_factors(
+            problem,
+            layers=[layer],
+            draws=None if exact else _DRAWS,
+            generator=context.generator(f"{layer} labels"),
+        )[layer]
     except Inapplicable as error:
         return Outcome(Finding(layer, None, str(error)))
     m, n = len(factors.output_hessian), len(factors.autocorrelation)

@@ -34,6 +34,8 @@ def build(run: RunDirectory) -> Section | None:
     blocks: list[Block] = []
     if findings:
         blocks.append(_table(findings, k))
+        drawn = {layer.draws for layer in findings if layer.draws}
+        blocks += [Text(_DRAWN.format(max(drawn)))] if drawn else []
         blocks += [_fold(layer, index) for index, layer in enumerate(findings)]
     blocks += [Text(f"Left out: {reason}") for reason in reasons]
     expected = _EXPECTED + (_BATCH_NORM if has_batch_norm(run) else "")
@@ -51,9 +53,7 @@ def _without_layers(run: RunDirectory) -> Section | None:
     """A sentence instead, for a run that is past its layers and had none."""
     if run.config.layers or not run.has("summary"):
         return None
-    observation = (
-        "There is no layer to look into: none was chosen, or none is linear or convolutional."
-    )
+    observation = "There is no layer to look into: none was chosen, or none is of a known kind."
     return Section("layers", "Layers", observation, f"{_EXPECTED}.")
 
 
@@ -65,6 +65,10 @@ _EXPECTED = (
 )
 _BATCH_NORM = "; with batch norm all of this is weaker (sec. 5.3)"
 _ALIGNED = 0.964
+_DRAWN = (
+    "E[M] is a mean over {} labels drawn at every output; the mean over all labels would take a "
+    "backward pass for each of them."
+)
 
 
 def _observation(findings: Sequence[LayerComparison], k: int) -> str:
