@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -54,6 +55,12 @@ def run(run: Run) -> Result:
         "(fig. 16)."
     )
     return Result(values, (Picture("tails", caption, tuple(panels)),), numbers)
+
+
+def derive(values: Mapping[str, float], numbers: Mapping[str, object]) -> dict[str, float]:
+    """A window of no width where none has the R²."""
+    names = (f"{images}: width of the window, powers of ten" for images in numbers)
+    return {name: values.get(name, 0.0) for name in names}
 
 
 def _lanczos(problem: Problem, steps: int, generator: torch.Generator) -> SpectralMeasure:
