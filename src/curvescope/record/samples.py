@@ -215,6 +215,7 @@ def terms_apart(
     trials = problem.companion(Trials)
     unknown = [name for name in layers if name not in trials.terms]
     if unknown:
+        check_samples(problem, batch, unknown, shared=shared)
         few = first_samples(batch)
         record = capture(problem, few, unknown, shared=shared)
         loss = problem.loss_at(record.output, few)
