@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from curvescope._state import copied, evaluated
+from curvescope.data import Dataset
 from curvescope.figures.model import Curve, Panel, Picture
 from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.problem import Problem
@@ -38,20 +40,11 @@ def run(run: Run) -> Result:
     best = chosen(run, "vgg")
     model, data, size = best.model, best.data, run["batch"]
 
-    def take_apart() -> dict[str, Tensor]:
-        run.tell("all eigenvalues of G and of its knockouts")
-        return _exactly(Problem(model, data.batches(size)), run.generator(1))
-
-    def lanczos() -> dict[str, Tensor]:
-        run.tell(f"Lanczos, {run['steps']} steps without re-orthogonalization")
-        G = GaussNewton(Problem(model, data.batches(size)), keep=True)
-        return saved(
-            spectral_measure(
-                G, steps=run["steps"], reorthogonalize=False, generator=run.generator(2)
-            )
-        )
-
-    found = {name: tensor.cpu() for name, tensor in run.once("attribution", take_apart).items()}
+    run.tell("all eigenvalues of G and of its knockouts")
+    exactly = partial(_exactly, model, data, size, run.generator(1))
+    found = {name: tensor.cpu() for name, tensor in run.once("attribution", exactly).items()}
+    run.tell(f"Lanczos, {run['steps']} steps without re-orthogonalization")
+    lanczos = partial(_lanczos, model, data, size, run["steps"], run.generator(2))
     measure = restored(run.once("attribution-lanczos", lanczos))
     exact = _spectra(found)
     by_rate = _by_rate(run, best)
@@ -101,7 +94,17 @@ def _by_rate(run: Run, best: Chosen) -> dict[str, dict[str, float]]:
     return table
 
 
-def _exactly(problem: Problem, generator: torch.Generator) -> dict[str, Tensor]:
+def _lanczos(
+    model: nn.Module, data: Dataset, size: int, steps: int, generator: torch.Generator
+) -> dict[str, Tensor]:
+    G = GaussNewton(Problem(model, data.batches(size)), keep=True)
+    return saved(spectral_measure(G, steps=steps, reorthogonalize=False, generator=generator))
+
+
+def _exactly(
+    model: nn.Module, data: Dataset, size: int, generator: torch.Generator
+) -> dict[str, Tensor]:
+    problem = Problem(model, data.batches(size))
     dual = class_dual(problem)
     outliers = outliers_of(dual, generator=generator)
     found = {"G": dual.spectrum().values}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from functools import partial
 
+import torch
+from torch import Tensor, nn
+
+from curvescope.data import Dataset
 from curvescope.figures.model import Panel, Picture, rounded
 from curvescope.operators.base import LinearOperator
 from curvescope.operators.gauss_newton import GaussNewton
@@ -34,14 +37,10 @@ def run(run: Run) -> Result:
     for place, (split, images) in enumerate(zip(SPLITS, (group.data, group.held_out), strict=True)):
         fit, few = evaluate(model, images), images.per_class(run["curvature_per_class"])
         values |= {f"{split}: loss": fit.loss, f"{split}: error": 1 - fit.accuracy}
-        problem = Problem(model, few.batches(1000))
-
-        def measure(
-            problem: Problem = problem, split: str = split, place: int = place
-        ) -> dict[str, Tensor]:
-            run.tell(f"spectra of H, G and E, {split} data")
-            return _measure(run, problem, run.generator(10 + place))
-
+        run.tell(f"spectra of H, G and E, {split} data")
+        measure = partial(
+            _measure, model, few, run["steps"], run.get("basis"), run.generator(10 + place)
+        )
         parts = run.once(f"components-{split}", measure)
         measures[split] = {name: restored(parts, f"{name} ") for name in ("H", "G", "E")}
         largest[split] = {name: parts[f"{name} largest"].cpu() for name in ("H", "G")}
@@ -54,22 +53,25 @@ def run(run: Run) -> Result:
     return Result(values, _pictures(largest, measures), numbers)
 
 
-def _measure(run: Run, problem: Problem, generator: torch.Generator) -> dict[str, Tensor]:
+def _measure(
+    model: nn.Module, data: Dataset, steps: int, basis: int | None, generator: torch.Generator
+) -> dict[str, Tensor]:
+    """With a ``basis``, a search takes so many products and vectors: 150 are 17 GB on a GPU."""
+    problem = Problem(model, data.batches(1000))
     H, G = Hessian(problem, keep=True), GaussNewton(problem, keep=True)
-    basis = run.get("basis")  # 17 GB of vectors on a GPU, so that a search needs few products
-    found: dict[str, Tensor] = {}
+    parts: dict[str, Tensor] = {}
 
     def density_of(name: str, A: LinearOperator, out: EigenPairs | int) -> None:
-        measure = spectral_measure(A, steps=run["steps"], deflate=out, generator=generator)
-        found.update({f"{name} {part}": tensor for part, tensor in saved(measure).items()})
+        measure = spectral_measure(A, steps=steps, deflate=out, generator=generator)
+        parts.update({f"{name} {part}": tensor for part, tensor in saved(measure).items()})
 
     for name, A in (("H", H), ("G", G)):
         pairs = eigenpairs(A, 2 * C, tol=1e-3, basis=basis, max_products=basis, generator=generator)
-        found[f"{name} largest"] = pairs.values.double().cpu()
+        parts[f"{name} largest"] = pairs.values.double().cpu()
         density_of(name, A, pairs)
     density_of("E", H - G, 0)
     H.release()
-    return found
+    return parts
 
 
 # Numbers -----------------------------------------------------------------------------------------

@@ -66,7 +66,9 @@ def run(run: Run) -> Result:
     return Result(values, (picture,), numbers)
 
 
-def derive(values: Mapping[str, float], numbers: Mapping[str, Mapping[str, float]]) -> Cell:
+def derive(
+    values: Mapping[str, float], numbers: Mapping[str, Mapping[str, float]]
+) -> dict[str, float]:
     """How much each distance changes over all cells."""
 
     def spread(a: str, b: str) -> float:
@@ -74,7 +76,7 @@ def derive(values: Mapping[str, float], numbers: Mapping[str, Mapping[str, float
         return max(apart) - min(apart)
 
     share = spread("class", "within") / spread("cross", "within")
-    return {"change of the class–within distance over that of the cross–within one": share}  # type: ignore[dict-item]
+    return {"change of the class–within distance over that of the cross–within one": share}
 
 
 def _history(run: Run, best: Chosen, size: int, epochs: list[int]) -> dict[int, nn.Module]:

@@ -7,7 +7,7 @@ from dataclasses import astuple
 
 from torch import Tensor
 
-from curvescope.figures.model import Picture
+from curvescope.figures.model import Panel, Picture
 from curvescope.operators.base import LinearOperator
 from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.problem import Problem
@@ -131,7 +131,7 @@ def _pictures(data: str, layers: Sequence[LayerApproximation], *, first: bool) -
     return pictures
 
 
-def _pair(layer: LayerApproximation) -> tuple:  # type: ignore[type-arg]
+def _pair(layer: LayerApproximation) -> tuple[Panel, ...]:
     colors = {"G": 6, "KFAC": 1, "CFAC": 0}
     both = ({"G": layer.exact, "KFAC": layer.kfac}, {"G": layer.exact, "CFAC": layer.cfac})
     return tuple(log_densities(layer.name, spectra, colors=colors) for spectra in both)

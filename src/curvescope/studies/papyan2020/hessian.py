@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -40,7 +42,10 @@ def run(run: Run) -> Result:
         for place, (split, images) in enumerate((("train", group.few), ("test", group.held_out))):
             if split == "test":
                 images = images.per_class(len(group.few) // C)
-            compute = _compute(run, f"{key}, {split}", model, images, 40 + place)
+            run.tell(f"{key}, {split}: the Hessian")
+            compute = partial(
+                _measure, model, images, run["steps"], run.get("basis"), run.generator(40 + place)
+            )
             parts = run.once(f"hessian-{key}-{split}", compute)
             largest[split] = parts["largest"].cpu()
             measures = [restored(parts, f"{name} ") for name in ("deflated", "plain")]
@@ -58,24 +63,17 @@ def run(run: Run) -> Result:
     return Result(values, pictures)
 
 
-def _compute(run: Run, name: str, model: nn.Module, images: Dataset, stream: int):  # type: ignore[no-untyped-def]
-    steps, basis = run["steps"], run.get("basis")
-
-    def compute() -> dict[str, Tensor]:
-        run.tell(f"{name}: the Hessian")
-        H, generator = (
-            Hessian(Problem(model, images.batches(1000)), keep=True),
-            run.generator(stream),
-        )
-        pairs = eigenpairs(H, 2 * C, tol=1e-3, basis=basis, max_products=basis, generator=generator)
-        found = {"largest": pairs.values.double().cpu()}
-        for kind, out in (("deflated", pairs), ("plain", 0)):
-            measure = spectral_measure(H, steps=steps, deflate=out, generator=generator)
-            found |= {f"{kind} {part}": tensor for part, tensor in saved(measure).items()}
-        H.release()
-        return found
-
-    return compute
+def _measure(
+    model: nn.Module, images: Dataset, steps: int, basis: int | None, generator: torch.Generator
+) -> dict[str, Tensor]:
+    H = Hessian(Problem(model, images.batches(1000)), keep=True)
+    pairs = eigenpairs(H, 2 * C, tol=1e-3, basis=basis, max_products=basis, generator=generator)
+    parts = {"largest": pairs.values.double().cpu()}
+    for kind, out in (("deflated", pairs), ("plain", 0)):
+        measure = spectral_measure(H, steps=steps, deflate=out, generator=generator)
+        parts |= {f"{kind} {part}": tensor for part, tensor in saved(measure).items()}
+    H.release()
+    return parts
 
 
 def _values(

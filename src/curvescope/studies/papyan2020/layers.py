@@ -15,6 +15,7 @@ from curvescope.studies.pictures import curves
 from curvescope.studies.run import Result, Run, Value
 
 MOST = {"moments": 750, "weights": 150}  # eigenvalues and singular values that the paper shows
+Pairs = Sequence[tuple[Tensor, Tensor]]
 _ABSURD = 1e12
 _ROUNDING = 1e-25
 _GONE = "nothing is left\nonce they are\nknocked out"
@@ -134,10 +135,12 @@ def _details(data: str, layers: Sequence[LayerStatistics]) -> list[Picture]:
     def grid(name: str, caption: str, panels: list[Panel]) -> Picture:
         return Picture(f"{data}-{name}", f"{data}: {caption}", tuple(panels), 4)
 
-    def scatters(axes: tuple[str, str], shown: int, first: tuple[str, int], pairs: object) -> list:  # type: ignore[type-arg]
+    def scatters(
+        axes: tuple[str, str], shown: int, first: tuple[str, int], pairs: Pairs
+    ) -> list[Panel]:
         return [
             _scatter(layer.name, axes, (x[:shown], y[:shown]), first)
-            for layer, (x, y) in zip(layers, pairs, strict=True)  # type: ignore[call-overload]
+            for layer, (x, y) in zip(layers, pairs, strict=True)
         ]
 
     top = ("C", C)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from curvescope.data import Dataset
 from curvescope.figures.model import Curve, Panel, Picture
 from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.operators.hessian import Hessian
@@ -33,10 +35,8 @@ def run(run: Run) -> Result:
     for per_class, steps in zip(run["test_per_class"], run["steps"], strict=True):
         data = group.held_out if per_class == 0 else group.held_out.per_class(per_class)
 
-        def residual(data: object = data, steps: int = steps) -> dict[str, Tensor]:
-            run.tell(f"E over {len(data)} test images, {steps} steps")  # type: ignore[arg-type]
-            return saved(_lanczos(Problem(model, data.batches(1000)), steps, run.generator(20)))  # type: ignore[attr-defined]
-
+        run.tell(f"E over {len(data)} test images, {steps} steps")
+        residual = partial(_residual, model, data, steps, run.generator(20))
         measure = restored(run.once(f"tails-{len(data)}", residual))
         wrong = round((1 - evaluate(model, data).accuracy) * len(data))
         tails = tail_density(measure)
@@ -63,10 +63,12 @@ def derive(values: Mapping[str, float], numbers: Mapping[str, object]) -> dict[s
     return {name: values.get(name, 0.0) for name in names}
 
 
-def _lanczos(problem: Problem, steps: int, generator: torch.Generator) -> SpectralMeasure:
-    few = sum(len(batch.target) for batch in problem.batches()) <= _KEPT
+def _residual(
+    model: nn.Module, data: Dataset, steps: int, generator: torch.Generator
+) -> dict[str, Tensor]:
+    problem, few = Problem(model, data.batches(1000)), len(data) <= _KEPT
     E = Hessian(problem, keep=few) - GaussNewton(problem, keep=few)
-    return spectral_measure(E, steps=steps, generator=generator)
+    return saved(spectral_measure(E, steps=steps, generator=generator))
 
 
 def _values(
