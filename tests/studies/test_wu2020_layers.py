@@ -22,7 +22,7 @@ from curvescope.studies.wu2020.overlap_deep import kind, networks
 
 WORK = Path(mkdtemp(prefix="curvescope-"))
 MINE = {
-    *("autocorrelation", "autocorrelation-further", "batch-norm", "eigenvectors", "full-hessian"),
+    *("autocorrelation", "autocorrelation-further", "batch-norm", "eigenvectors", "full-hessian", "full-hessian-depth"),
     *("hyperparameters", "output-spaces", "output-spaces-further", "overlap-cifar"),
     *("overlap-deep", "overlap-mnist", "trajectory"),
 }
@@ -289,7 +289,7 @@ def test_the_top_of_the_output_hessian_of_the_last_hidden_layer() -> None:
 
 
 def test_the_largest_eigenvalue_of_a_deep_network_by_power_iteration() -> None:
-    own = group("full-hessian", "f200x4")
+    own = group("full-hessian-depth", "f200x4")
     model = own.models[0]
     loss = nn.functional.cross_entropy(model(own.few.X), own.few.y)
     weights = list(model.parameters())
@@ -301,7 +301,7 @@ def test_the_largest_eigenvalue_of_a_deep_network_by_power_iteration() -> None:
         product = sum((g * part).sum() for g, part in zip(gradients, v, strict=True))
         v = list(torch.autograd.grad(product, weights, retain_graph=True))
     largest = sum(float((part**2).sum()) for part in v) ** 0.5
-    true = computed("full-hessian")[0].numbers["F-200⁴"]["true"]
+    true = computed("full-hessian-depth")[0].numbers["F-200⁴"]["true"]
     assert true[0][0] == pytest.approx(largest, rel=0.01)
 
 

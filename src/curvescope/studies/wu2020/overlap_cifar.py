@@ -24,10 +24,6 @@ def run(run: Run) -> Result:
         study = studies[layer]
         top = study["ratio"][:, : study.m]
         values[f"{layer}: mean of ‖Mat(h)‖/‖Mat(h)‖_F, i ≤ m"] = float(top.mean())
-    whole = studies["fc1"]["ratio"]
-    values[f"fc1: share of ‖Mat(h)‖/‖Mat(h)‖_F above ½, i ≤ {whole.shape[1]}"] = float(
-        (whole > 0.5).double().mean()
-    )
     numbers = {"layers": summary(studies)}
     widths = {"120": studies["fc1"]}
     for width, key in run["widths"].items():
@@ -40,10 +36,14 @@ def run(run: Run) -> Result:
 
 
 def derive(values: Mapping[str, float], numbers: Mapping[str, Any]) -> dict[str, float]:
-    """Where fc2's overlap first falls, and how fc3's falls behind its 10 classes."""
+    """Rank one in fc1, where fc2's overlap first falls, how fc3's falls behind its 10 classes."""
     layers = numbers.get("layers", {})
     fc2, fc3 = (layers.get(name, {}).get("between_mean", []) for name in ("fc2", "fc3"))
     found = {}
+    ratios = layers.get("fc1", {}).get("ratio_mean", [])
+    if ratios:
+        above = sum(ratio > 0.5 for ratio in ratios)
+        found["fc1: share of eigenvectors with ‖Mat(h)‖/‖Mat(h)‖_F above ½"] = above / len(ratios)
     if fc2:
         falls = (k for k in range(1, len(fc2)) if fc2[k] < fc2[k - 1])
         found["fc2: dimension of the early peak"] = float(next(falls, len(fc2)))
