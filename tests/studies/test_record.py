@@ -13,10 +13,6 @@ from curvescope.figures.model import Curve, Panel, Picture
 from curvescope.reports import reproduction
 from curvescope.studies import listing, record
 from curvescope.studies.entry import SCALES, Entry, Outcome, Row, Settings
-from curvescope.studies.flatness import ENTRIES as FLATNESS
-from curvescope.studies.flatness import by_network, degeneracy, mlp, optimizers, optimizers_100
-from curvescope.studies.practical_bound import ENTRIES as PRACTICAL
-from curvescope.studies.practical_bound import regularizer, regularizer_wide
 from tests.studies.soundness import assert_complete
 
 COMMITTED = Path(__file__).parents[2] / "reproductions"
@@ -143,33 +139,6 @@ def test_an_entry_says_what_it_looks_at_and_what_is_smaller(entry: Entry) -> Non
 
 
 @pytest.mark.parametrize(
-    ("entry", "epochs"),
-    [
-        *((e, s.epochs) for e, s in zip(by_network.ENTRIES, by_network.STUDIES, strict=True)),
-        (degeneracy.ENTRY, degeneracy.EPOCHS),
-        (optimizers.ENTRY, optimizers.EPOCHS),
-        (optimizers_100.ENTRY, optimizers_100.EPOCHS),
-        (regularizer.ENTRY, regularizer.EPOCHS),
-        (regularizer_wide.ENTRY, regularizer_wide.EPOCHS),
-    ],
-    ids=lambda value: getattr(value, "name", ""),
-)
-def test_reduced_epochs_are_those_of_the_run(entry: Entry, epochs: dict[str, int]) -> None:
-    for scale in ("small", "paper"):
-        assert f"{epochs[scale]} epochs" in entry.reduced[scale]
-
-
-def test_entries_of_ff_and_pp_name_data_and_epochs_at_paper_scale() -> None:
-    assert (
-        f"{mlp.EPOCHS['small']} epochs instead of {mlp.EPOCHS['paper']}"
-        in mlp.ENTRY.reduced["small"]
-    )
-    for entry in (*FLATNESS, *PRACTICAL):
-        said = entry.reduced["paper"]
-        assert said.startswith("nothing") or "instead of" in said or "PP name neither" in said, said
-
-
-@pytest.mark.parametrize(
     "name", [entry.name for entry in listing.entries() if (COMMITTED / entry.name).is_dir()]
 )
 def test_a_committed_outcome_can_be_read_and_drawn(name: str) -> None:
@@ -179,38 +148,3 @@ def test_a_committed_outcome_can_be_read_and_drawn(name: str) -> None:
     for picture in found.outcome.pictures:
         assert picture.title or found.subject
         assert_complete(picture)
-
-
-# Criteria -----------------------------------------------------------------------------------------
-
-
-def rows(*pairs: tuple[str, float]) -> Outcome:
-    return Outcome(tuple(Row(what, ours) for what, ours in pairs))
-
-
-def verdicts(entry: Entry, found: Outcome) -> list[bool | None]:
-    return [row.agrees for row in entry.checks(found)]
-
-
-def test_a_weight_decay_that_flattens_is_seen_between_any_two_runs() -> None:
-    def found(largest: tuple[float, float, float]) -> Outcome:
-        pairs = []
-        for what, values in (
-            ("λ_max", largest), ("tr H² / P", (1.0, 2.0, 3.0)), ("‖w‖", (3.0, 2.0, 1.0))
-        ):  # fmt: skip
-            pairs += [(f"{what}, weight decay {i}", value) for i, value in enumerate(values)]
-        return rows(*pairs)
-
-    (entry,) = listing.find("flatness/cnn")
-    assert verdicts(entry, found((1.0, 2.0, 3.0))) == [True, True, True]
-    assert verdicts(entry, found((1.0, 0.9, 3.0))) == [False, True, True]
-
-
-def test_mass_away_from_zero_is_seen() -> None:
-    def found(G: float, H: float, place: float) -> Outcome:
-        point = {"gauss_newton": {"nearest_value": place}, "hessian": {"pair_value": 1e-3}}
-        got = rows(("mass of G nearest zero, epoch 0", G), ("mass of H, two nearest, epoch 0", H))
-        return replace(got, numbers={"points": [point]})
-
-    assert verdicts(degeneracy.ENTRY, found(0.95, 0.9, 1e-6)) == [True, True, True]
-    assert verdicts(degeneracy.ENTRY, found(0.4, 0.9, 1e-1)) == [False, True, False]

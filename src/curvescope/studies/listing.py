@@ -15,14 +15,13 @@ def entries() -> tuple[Entry, ...]:
     >>> len(names) == len(set(names))
     True
     """
-    from curvescope.studies import dissecting_hessian, flatness, practical_bound
+    from curvescope.studies import dissecting_hessian
 
-    papers = (dissecting_hessian, flatness, practical_bound)
-    return tuple(entry for paper in papers for entry in paper.ENTRIES)
+    return tuple(dissecting_hessian.ENTRIES)
 
 
 def find(name: str) -> tuple[Entry, ...]:
-    """The entries with this name, of this paper (``flatness``), or by a pattern (``*/table-*``).
+    """The entries with this name, of this paper (its folder), or by a pattern (``*/table-*``).
 
     Raises:
         CurvescopeError: If there is none.
