@@ -5,7 +5,8 @@ Values bear the name of the papers' network also where another stands for it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from curvescope.figures.model import Panel, Picture
 from curvescope.flatness.ranks import kendall
@@ -48,8 +49,9 @@ def run(run: Run) -> Result:
             for decay, group in groups.items()
         }
         values |= _values(network, found[network])
-    factor = run["faster"]
-    return Result(values, (_sides(found, factor), *map(_spectra, found, found.values())))
+    shown = {network: run.describe(network).network for network in found}
+    pictures = (_sides(found, shown, run["faster"]), *_spectra(found, shown))
+    return Result(values, pictures)
 
 
 def _values(network: str, found: Solutions) -> dict[str, float | Value]:
@@ -88,20 +90,20 @@ def _orders(network: str, values: Mapping[str, float | Value]) -> dict[str, floa
     }
 
 
-def _sides(found: Mapping[str, Solutions], factor: float) -> Picture:
+def _sides(found: Mapping[str, Solutions], shown: Mapping[str, str], factor: float) -> Picture:
+    """A row of panels for each network, by its own name."""
     panels: list[Panel] = []
     for network, each in found.items():
-        mode = MODES[network][0]
-        shown = {m: (each, m) for m in MODES[network]}
-        labels = {f"{m} mode" if len(shown) > 1 else "": pair for m, pair in shown.items()}
-        panels += [
-            against_decay(f"‖H‖, {network}", "‖H‖", labels, factor=factor, yscale="log"),
-            against_decay(
-                "test accuracy, per cent", "test accuracy", {"": (each, mode)}, factor=factor
-            ),
-            against_decay("‖w‖", "‖w‖", {"": (each, mode)}, factor=factor),
-            against_decay("loss gap", "ΔL", {"": (each, mode)}, factor=factor),
+        modes = MODES[network]
+        both = {f"{mode} mode" if len(modes) > 1 else "": (each, mode) for mode in modes}
+        one = {"": (each, modes[0])}
+        row = [
+            against_decay("‖H‖", "‖H‖", both, factor=factor, yscale="log"),
+            against_decay("test accuracy, per cent", "test accuracy", one, factor=factor),
+            against_decay("‖w‖", "‖w‖", one, factor=factor),
+            against_decay("loss gap", "ΔL", one, factor=factor),
         ]
+        panels += [replace(panel, title=shown[network]) for panel in row]
     return Picture(
         "weight-decay",
         "Largest eigenvalue, test accuracy, weight norm and loss gap against weight decay; bands: "
@@ -111,13 +113,14 @@ def _sides(found: Mapping[str, Solutions], factor: float) -> Picture:
     )
 
 
-def _spectra(network: str, found: Solutions) -> Picture:
-    panels = [
-        masses(
-            f"batch norms in {mode} mode" if len(MODES[network]) > 1 else "",
-            {f"weight decay {d:g}": group[0].spectra[mode] for d, group in found.items()},
-        )
-        for mode in MODES[network]
-    ]
+def _spectra(found: Mapping[str, Solutions], shown: Mapping[str, str]) -> Iterator[Picture]:
     caption = "Ritz values of the Hessian and their masses, for each weight decay."
-    return Picture(f"spectra-{network}", caption, tuple(panels))
+    for network, each in found.items():
+        panels = [
+            masses(
+                f"{shown[network]}, {mode} mode" if len(MODES[network]) > 1 else shown[network],
+                {f"weight decay {d:g}": group[0].spectra[mode] for d, group in each.items()},
+            )
+            for mode in MODES[network]
+        ]
+        yield Picture(f"spectra-{network}", caption, tuple(panels))

@@ -38,12 +38,19 @@ def run(run: Run) -> Result:
             history = rank_history(
                 _problems(run, trained, course, mode), steps=run["steps"], generator=run.generator()
             )
-            counts = {"samples": trained.description.curvature, "classes": trained.data.classes}
-            numbers[where] = {**asdict(history), **counts}
+            numbers[where] = {
+                **asdict(history),
+                "network": trained.description.network,
+                "samples": trained.description.curvature,
+                "classes": trained.data.classes,
+            }
             values |= _masses(where, numbers[where])
         if len(modes) == 1:
             panels += [
-                masses(f"{where}, epoch {epoch}", {"": spectrum(run, where, Hessian(problem))})
+                masses(
+                    f"{trained.description.network}, epoch {epoch}",
+                    {"": spectrum(run, where, Hessian(problem))},
+                )
                 for epoch, problem in _problems(run, trained, course, modes[0])
             ][-2:]
     caption = "Ritz values of the Hessian and their masses at two epochs (fig. 1b, 1c)."
@@ -112,7 +119,8 @@ def _picture(numbers: Mapping[str, History]) -> Picture:
     }
     panels = []
     for where, history in numbers.items():
-        points = history["points"]
+        points, mode = history["points"], where.partition(", ")[2]
+        title = f"{history['network']}, {mode}" if mode else history["network"]
         epochs = [p["epoch"] for p in points]
         found = {kind: [pick(p) for p in points] for kind, pick in kinds.items()}
         mass = [Curve.of(kind, epochs, [m for m, _ in pairs]) for kind, pairs in found.items()]
@@ -121,9 +129,9 @@ def _picture(numbers: Mapping[str, History]) -> Picture:
             for kind, pairs in found.items()
         ]
         panels += [
-            Panel(title=where, xlabel="epoch", ylabel="mass at zero", curves=tuple(mass)),
+            Panel(title=title, xlabel="epoch", ylabel="mass at zero", curves=tuple(mass)),
             Panel(
-                title=where,
+                title=title,
                 xlabel="epoch",
                 ylabel="|Ritz value| where it sits",
                 curves=tuple(place),
