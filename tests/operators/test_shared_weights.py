@@ -148,6 +148,55 @@ def test_channels_second_and_slopes_of_a_prelu() -> None:
     assert recorded(problem) == {"patches", "norm", "prelu", "mix"}
 
 
+@pytest.mark.parametrize("layer", ["tokens", "attend", "groups", "final", "head"])
+def test_fisher_matrices_at_positions(language: tuple[cs.Problem, Reference], layer: str) -> None:
+    """One direction for each position; that of another position must not come along."""
+    problem, reference = language
+    indices = reference.indices(parameters(problem, layer))
+    dense = reference.empirical_fisher()[indices][:, indices]
+    check_products(cs.EmpiricalFisher(problem, keep=True).block(layer), dense, rtol=RTOL)
+    g = torch.Generator().manual_seed(3)
+    F = cs.MonteCarloFisher(problem, samples=2, generator=g, keep=True)
+    V = torch.randn(len(indices), 3, dtype=torch.float64)
+    block = F.block(layer)
+    whole = torch.zeros(F.shape[0], 3, dtype=torch.float64)
+    places = [problem.params.slice(n) for n in parameters(problem, layer)]
+    flat = torch.cat([torch.arange(s.start, s.stop) for s in places])
+    whole[flat] = V
+    assert_relative(block @ V, (F @ whole)[flat], rtol=RTOL, what=layer)
+
+
+def test_lengths_that_differ_and_positions_that_do_not_count() -> None:
+    model, _ = made(pooled=False)
+    g = torch.Generator().manual_seed(7)
+    data = []
+    for length in (4, 2, 3, 1):
+        x = torch.randint(1, 6, (3, length), generator=g)
+        y = torch.randint(3, (3, length), generator=g)
+        y[1, length // 2 :] = -100
+        data.append((x, y))
+    problem = cs.Problem(model, data, cs.losses.CrossEntropy(axis=-1))
+    reference = Reference(model, data, CrossEntropy(), per_batch=True)
+    G = reference.gauss_newton()
+    for layer in ("tokens", "places", "ln", "final", "head"):
+        indices = reference.indices(parameters(problem, layer))
+        block = cs.GaussNewton(problem, keep=True).block(layer)
+        check_products(block, G[indices][:, indices], rtol=RTOL)
+    form = GramForm(problem, class_directions)
+    assert float(form.matrix().trace()) == pytest.approx(float(G.trace()), rel=1e-12)
+
+
+def test_single_precision() -> None:
+    model, data = made(pooled=True)
+    reference = Reference(model, data, CrossEntropy())
+    problem = cs.Problem(model.float(), data)
+    for layer in LAYERS:
+        indices = reference.indices(parameters(problem, layer))
+        dense = reference.gauss_newton()[indices][:, indices]
+        block = cs.GaussNewton(problem, keep=True).block(layer)
+        check_products(block, dense, rtol=EXACT[torch.float32])
+
+
 class Gated(nn.Module):
     """A norm that multiplies by a second input, where it is given one."""
 

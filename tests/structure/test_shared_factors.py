@@ -113,6 +113,22 @@ def test_every_kind_in_both_conventions(pooled: bool, sharing: str) -> None:
         )
 
 
+@pytest.mark.parametrize("sharing", ["expand", "reduce"])
+def test_a_bias_is_one_more_input(sharing: str) -> None:
+    model, data = made(pooled=True)
+    problem = cs.Problem(model, data)
+    plain = kronecker_factors(problem, sharing=sharing)
+    extended = kronecker_factors(problem, sharing=sharing, bias=True)
+    for layer in ("attend", "out", "down", "head"):
+        a, b = plain[layer], extended[layer]
+        positions = 1.0 if sharing == "reduce" or layer == "head" else 4.0
+        mean = a.mean_input if a.mean_input.ndim == 1 else a.mean_input.sum(1)
+        assert_relative(b.output_hessian, a.output_hessian, rtol=RTOL, what="E[M]")
+        assert_relative(b.autocorrelation[:-1, :-1], a.autocorrelation, rtol=RTOL, what="E[x xᵀ]")
+        assert_relative(b.autocorrelation[-1, :-1], mean, rtol=RTOL, what="E[x]")
+        assert float(b.autocorrelation[-1, -1]) == pytest.approx(positions)
+
+
 def test_channels_second() -> None:
     model, data = channels_last_vision()
     for sharing in ("expand", "reduce"):

@@ -22,7 +22,14 @@ from curvescope.studies.wu2020.overlap_deep import kind, networks
 
 WORK = Path(mkdtemp(prefix="curvescope-"))
 MINE = {
-    *("autocorrelation", "autocorrelation-further", "batch-norm", "eigenvectors", "full-hessian", "full-hessian-depth"),
+    *(
+        "autocorrelation",
+        "autocorrelation-further",
+        "batch-norm",
+        "eigenvectors",
+        "full-hessian",
+        "full-hessian-depth",
+    ),
     *("hyperparameters", "output-spaces", "output-spaces-further", "overlap-cifar"),
     *("overlap-deep", "overlap-mnist", "trajectory"),
 }
