@@ -337,3 +337,17 @@ def test_every_row_of_table_10_grows_toward_the_output() -> None:
     assert len(rows) == 8
     for row in rows.values():
         assert row["fc1"] < row["fc2"] < row["fc3"]
+
+
+def test_only_seeds_without_weights_are_trained(tmp_path: Path) -> None:
+    told: list[str] = []
+    run = replace(run_of("overlap-cifar"), work=tmp_path, tell=told.append)
+    one = replace(run.describe("lenet5"), seeds=1)
+    first = run.networks("lenet5", one)
+    both = run.networks("lenet5")
+    assert [line.partition(",")[0].split(" × ")[0] for line in told] == ["training 1"] * 2
+    for name, weight in first.models[0].state_dict().items():
+        assert torch.equal(weight, both.models[0].state_dict()[name])
+    told.clear()
+    run.networks("lenet5")
+    assert told == []

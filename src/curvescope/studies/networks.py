@@ -262,8 +262,8 @@ def trained(
 
     The final weights are kept in ``work / KEY.safetensors`` as ``seed0.fc1.weight`` and so on, with
     ``KEY.json``, which says by what they were trained. They are taken from there if that is the
-    same: recipe, network, initialization and data. Others are trained, and unfinished trainings go
-    on where they were. Initial weights follow from the seed.
+    same: recipe, network, initialization and data. Only the others are trained, and unfinished
+    trainings go on where they were. Initial weights follow from the seed.
     """
     outputs = data.classes if of.outputs is None else of.outputs
     seeds = of.seeds_from(seed)
@@ -276,19 +276,22 @@ def trained(
         for each, model, recipe in zip(seeds, models, recipes, strict=True)
     }
     weights, stored = _read(file)
-    if not wanted.items() <= stored.items():
-        tell(f"training {len(models)} × {of.network}, {of.recipe.epochs} epochs")
-        folders = [work / "training" / f"{key}-{each}-{wanted[each][:16]}" for each in wanted]
+    missing = [i for i, (name, stamp) in enumerate(wanted.items()) if stored.get(name) != stamp]
+    if missing:
+        tell(f"training {len(missing)} × {of.network}, {of.recipe.epochs} epochs")
+        names = list(wanted)
+        folders = [work / "training" / f"{key}-{names[i]}-{wanted[names[i]][:16]}" for i in missing]
         for folder in folders:
             io.make_folder(folder.parent)
+        chosen = [models[i] for i in missing]
         with fast_precision() if of.fast else nullcontext():
-            train_many(models, data.to(device), recipes, folders=folders, resume=True)
-        weights = {k: v for k, v in weights.items() if k.partition(".")[0] not in wanted}
-        weights |= {
-            f"seed{each}.{name}": tensor
-            for each, model in zip(seeds, models, strict=True)
-            for name, tensor in model.state_dict().items()
-        }
+            train_many(
+                chosen, data.to(device), [recipes[i] for i in missing], folders=folders, resume=True
+            )
+        new = {names[i] for i in missing}
+        weights = {k: v for k, v in weights.items() if k.partition(".")[0] not in new}
+        for i, model in zip(missing, chosen, strict=True):
+            weights |= {f"{names[i]}.{name}": t for name, t in model.state_dict().items()}
         _write(file, weights, {**stored, **wanted})
     for each, model in zip(seeds, models, strict=True):
         own = f"seed{each}."
