@@ -31,7 +31,7 @@ MINE = {
         "full-hessian-depth",
     ),
     *("hyperparameters", "output-spaces", "output-spaces-further", "overlap-cifar"),
-    *("overlap-deep", "overlap-mnist", "trajectory"),
+    *("overlap-deep", "overlap-mnist", "trajectory", "weight-decay"),
 }
 
 
