@@ -2,7 +2,7 @@
 
 Many modules multiply by a matrix or a scale without being one of torch's: GPT-2's ``Conv1D``, the
 RMS norms of Llama and its relatives, layer norms with the channels second. A module that has a
-``weight``, perhaps a ``bias`` and nothing else is tried out on random numbers: with random
+``weight``, perhaps a ``bias`` and else nothing but numbers and words is tried out: with random
 parameters its output must be ``x W + b``, ``x Wᵀ + b`` or ``w ⊙ x̂(x) + b``. Names say nothing. What
 it computes is compared once more on the data, see :func:`curvescope.record.samples.check_samples`.
 """
@@ -71,21 +71,27 @@ def recognized(module: nn.Module) -> type[Kind] | None:
     assert weight is not None
     key = _made_of(module, weight)
     if key is None:
-        return _tried(module, weight)
+        return None
     if key not in _cache:
         _cache[key] = _tried(module, weight)
     return _cache[key]
 
 
 def _made_of(module: nn.Module, weight: Tensor) -> Hashable | None:
-    """Class, shapes and settings of a module; None where a setting cannot be compared."""
+    """Class, shapes and settings of a module; None where a trial might change a setting."""
     internal = nn.Module().__dict__
     settings = {name: value for name, value in module.__dict__.items() if name not in internal}
-    if not all(isinstance(value, _PLAIN) for value in settings.values()):
+    if not all(_plain(value) for value in settings.values()):
         return None
     has_bias = isinstance(module._parameters.get("bias"), Tensor)
     forward = type(module).forward
     return type(module), forward, tuple(weight.shape), has_bias, tuple(sorted(settings.items()))
+
+
+def _plain(value: object) -> bool:
+    if isinstance(value, tuple):
+        return all(_plain(each) for each in value)
+    return isinstance(value, _PLAIN)
 
 
 def _tried(module: nn.Module, weight: Tensor) -> type[Kind] | None:

@@ -25,7 +25,7 @@ from curvescope.errors import ModelError
 from curvescope.layers import Kind, watched_calls
 from curvescope.problem.batches import Batch
 from curvescope.problem.problem import Problem
-from curvescope.record.selection import UnsupportedLayer, first_name, layer_of
+from curvescope.record.selection import UnsupportedLayer, first_names, layer_of
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,8 @@ def capture(
     which are not recorded.
     """
     kinds = {name: layer_of(problem.model, name) for name in layers}
-    names = {name: _variable(problem, kind) for name, kind in kinds.items()}
+    first = first_names(problem.model)
+    names = {name: first[id(kind.weight)] for name, kind in kinds.items()}
     variables = {names[name]: kind.weight.detach().requires_grad_() for name, kind in kinds.items()}
     record = passage(
         problem, batch, {name: kind.module for name, kind in kinds.items()}, variables,
@@ -179,13 +180,6 @@ def capture(
         for name, kind in kinds.items()
     }
     return Capture(**vars(record), layers=kinds, positions=positions, operations=operations)
-
-
-def _variable(problem: Problem, kind: Kind) -> str:
-    """The name of a layer's weight, its first one if it is shared."""
-    weight = kind.weight
-    assert isinstance(weight, nn.Parameter)
-    return first_name(problem.model, weight)
 
 
 def _check_called(names: Iterable[str], inputs: Mapping[str, Tensor]) -> None:

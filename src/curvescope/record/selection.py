@@ -46,10 +46,12 @@ def _selected(
 ) -> tuple[str, ...]:
     modules = dict(problem.model.named_modules(remove_duplicate=False))
     if layers is None:
+        first = first_names(problem.model)
         names = [
             name
             for name, module in problem.model.named_modules()
-            if _is_variable(problem, name, module, shared) and _fits(kind_of(module), matrices)
+            if _is_variable(problem, name, module, first if shared else None)
+            and _fits(kind_of(module), matrices)
         ]
     else:
         names = [layers] if isinstance(layers, str) else list(layers)
@@ -64,18 +66,19 @@ def _selected(
     return tuple(dict.fromkeys(names))
 
 
-def _is_variable(problem: Problem, name: str, module: nn.Module, shared: bool) -> bool:
-    """Whether the weight is among the variables; a shared one goes by its first name."""
+def _is_variable(
+    problem: Problem, name: str, module: nn.Module, first: dict[int, str] | None
+) -> bool:
+    """Whether the weight is among the variables; with ``first`` a shared one by its first name."""
     own = module._parameters.get("weight")
     if own is None:
         return False
-    name = join(name, "weight")
-    return (first_name(problem.model, own) if shared else name) in problem.params.shapes
+    return (join(name, "weight") if first is None else first[id(own)]) in problem.params.shapes
 
 
-def first_name(model: nn.Module, parameter: nn.Parameter) -> str:
-    """The name by which a parameter of the model goes where it has several."""
-    return next(name for name, p in model.named_parameters() if p is parameter)
+def first_names(model: nn.Module) -> dict[int, str]:
+    """The name by which each parameter goes, where it has several; by the parameter's ``id``."""
+    return {id(p): name for name, p in model.named_parameters()}
 
 
 def _check_layer(
