@@ -66,17 +66,19 @@ def settings(run: Run) -> Iterator[tuple[str, Description]]:
     """Each scaling of the pixels with each learning rate; the first is what is judged."""
     plain, ranges = run.describe(KEY), {"symmetric": "[−1, 1]", "unit": "[0, 1]"}
     assert plain.held_out is not None, "accuracies are those of held-out digits"
-    for pixels in run["pixels"]:
-        for rate in run["rates"]:
-            yield (
-                f"pixels in {ranges[pixels]}, rate {rate:g}",
-                replace(
-                    plain,
-                    images=replace(plain.images, pixels=pixels),
-                    held_out=replace(plain.held_out, pixels=pixels),
-                    recipe=replace(plain.recipe, lr=rate),
-                ),
-            )
+    pairs = [(pixels, rate) for pixels in run["pixels"] for rate in run["rates"]]
+    for pixels, rate in pairs:
+        judged = (pixels, rate) == pairs[0]
+        yield (
+            f"pixels in {ranges[pixels]}, rate {rate:g}",
+            replace(
+                plain,
+                images=replace(plain.images, pixels=pixels),
+                held_out=replace(plain.held_out, pixels=pixels),
+                recipe=replace(plain.recipe, lr=rate),
+                seeds=plain.seeds if judged else run.get("others", plain.seeds),
+            ),
+        )
 
 
 def _changes(values: dict[str, float | Value], found: Solutions) -> dict[str, float | Value]:

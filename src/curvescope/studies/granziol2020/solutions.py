@@ -136,11 +136,11 @@ def spectrum(run: Run, key: str, A: LinearOperator) -> SpectralMeasure:
 
     ``run["steps"]`` Lanczos steps with full re-orthogonalization from ``run["probes"]`` vectors.
     """
-    steps, probes = run["steps"], run.get("probes", 1)
+    steps, probes, generator = run["steps"], run.get("probes", 1), run.generator(2)
 
     def compute() -> dict[str, Tensor]:
         measure = spectral_measure(
-            A, steps=steps, probes=probes, reorthogonalize=True, generator=run.generator(2)
+            A, steps=steps, probes=probes, reorthogonalize=True, generator=generator
         )
         names = ("nodes", "weights", "residuals")
         return {name: getattr(measure, name) for name in names}
