@@ -20,7 +20,7 @@ from curvescope.spectra.eigensolver import eigenpairs
 from curvescope.structure.class_factors import layer_approximations
 from curvescope.structure.knockouts import ClassDual, class_dual
 from curvescope.structure.layers import LayerStatistics, layer_statistics
-from curvescope.structure.network_factors import mean_cosines
+from curvescope.structure.network_factors import mean_cosines, network_cfac, network_kfac
 from curvescope.structure.outliers import Attribution, outliers_of
 from curvescope.studies.papyan2020.subjects import carriers, chosen, log_densities
 from curvescope.studies.run import Result, Run, Value
@@ -56,6 +56,7 @@ def run(run: Run) -> Result:
         **_hessian(run, problem),
         **_layers(list(layer_statistics(problem).values())),
         **_means(run, problem),
+        **_factors(run, problem),
     }
     return Result(values, (_sketch(dual, outliers),), {"left": left})
 
@@ -168,6 +169,21 @@ def _means(run: Run, problem: Problem) -> dict[str, float | Value]:
         values[f"{what}, last layer"] = Value(means[-1], f"all layers: {listed}")
         values[f"{what}, all layers together"] = float(whole.nanmean())
     return values
+
+
+def _factors(run: Run, problem: Problem) -> dict[str, float | Value]:
+    """KFAC and CFAC of the whole network, with the blocks between layers (def. 7.1, 7.2)."""
+    weights = [name for name, p in problem.model.named_parameters() if p.ndim == 2]
+    G = GaussNewton(problem.restrict(weights))
+    tops = [
+        eigenpairs(A, C, tol=1e-3, generator=run.generator(4)).values.double()
+        for A in (G, network_kfac(problem), network_cfac(problem))
+    ]
+    what = "whole network: mean |ln λ − ln λ̂| of the C largest"
+    return {
+        f"{what}, {name}": float((tops[0] / other).log().abs().mean())
+        for name, other in zip(("KFAC", "CFAC"), tops[1:], strict=True)
+    }
 
 
 def _sketch(dual: ClassDual, outliers: Attribution, most: int = 60) -> Picture:

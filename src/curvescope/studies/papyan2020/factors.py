@@ -8,12 +8,9 @@ from dataclasses import astuple
 from torch import Tensor
 
 from curvescope.figures.model import Panel, Picture
-from curvescope.operators.base import LinearOperator
-from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.problem import Problem
-from curvescope.spectra.eigensolver import eigenpairs
 from curvescope.structure.class_factors import LayerApproximation, layer_approximations
-from curvescope.structure.network_factors import mean_cosines, network_cfac, network_kfac
+from curvescope.structure.network_factors import mean_cosines
 from curvescope.studies.papyan2020.subjects import carriers, chosen, log_densities
 from curvescope.studies.run import Result, Run, Value
 
@@ -42,7 +39,7 @@ def run(run: Run) -> Result:
                 continue
             values |= _counts(data, own) | _last_layer(data, own)
             values[f"{data}: samples of {len(few)} that carry half of tr G"] = carriers(problem)
-            values |= _network(data, problem, run)
+            values |= _network(data, problem)
             numbers[data] = {name: _numbers(layer) for name, layer in layers.items()}
             pictures += _pictures(data, own, first=not pictures)
     return Result(values, tuple(pictures), numbers)
@@ -80,27 +77,15 @@ def _last_layer(data: str, layers: Sequence[LayerApproximation]) -> dict[str, fl
     return values
 
 
-def _network(data: str, problem: Problem, run: Run) -> dict[str, float | Value]:
-    """All layers together: means as Khatri–Rao products, and where asked for, the outliers."""
+def _network(data: str, problem: Problem) -> dict[str, float | Value]:
+    """Means of all layers together as Khatri–Rao products."""
     cosines = mean_cosines(problem)
-    values: dict[str, float | Value] = {
+    return {
         f"{data}, all layers: cosine of g_c and δ_c ⊙ h_c, mean": float(cosines.classes.nanmean()),
         f"{data}, all layers: cosine of g_cc' and δ_cc' ⊙ h_c, mean": float(
             _off_diagonal(cosines.cross).nanmean()
         ),
     }
-    if not run.get("whole", False):
-        return values
-    weights = [name for name, p in problem.model.named_parameters() if p.ndim == 2]
-    top = _largest(GaussNewton(problem.restrict(weights)), run, 10)
-    for name, make in (("KFAC", network_kfac), ("CFAC", network_cfac)):
-        gap = (top / _largest(make(problem), run, 10)).log().abs()
-        values[f"{data}, whole network: misalignment of the C largest, {name}"] = float(gap.mean())
-    return values
-
-
-def _largest(A: LinearOperator, run: Run, k: int) -> Tensor:
-    return eigenpairs(A, k, tol=1e-3, generator=run.generator(4)).values.double().cpu()
 
 
 def _off_diagonal(cosines: Tensor) -> Tensor:
