@@ -51,6 +51,8 @@ class Pass:
         """Add some samples of a batch to the moments of some layers, for every label."""
         record = capture(problem, piece, names, shared=True)
         loss = problem.loss_at(record.output, piece)
+        terms = loss.terms(record.output.detach()[None]).shape[1] // record.samples
+        by_term = by_term and all(record.positions[name] == terms for name in names)
         members: Members = {ALL: (None, record.samples, loss.weight)}
         if self.by_class:
             members, self.classes = by_label("kronecker_factors", piece, record.output, loss)
