@@ -111,6 +111,13 @@ DRAWN: dict[str, Callable[[], Any]] = {
         problem(), [10, 20], repeats=2, probes=4, generator=g()
     ),
     "Certificate": certificate,
+    "TailDensity": lambda: sp.tail_density(cs.exact_spectrum(H())),
+    "LogitCenters": lambda: st.logit_centers(problem(), "2"),
+    "CenterMatch": lambda: st.logit_centers(problem(), "2").weight,
+    "MeanCosines": lambda: st.mean_cosines(problem()),
+    "Sweep": lambda: cs.training.sweep(
+        model(), data(), cs.Recipe(seed=0, epochs=2), rates=(0.1, 0.01), test=data()
+    ),
     "Trained": lambda: cs.train(model(), data(), cs.Recipe(seed=0, epochs=2), test=data()),
 }
 """What is drawn, and how to get one."""
@@ -122,7 +129,8 @@ NUMBERS = {
     *("RankOneCondition", "Spread", "WeightStatistics", "CurvatureMeasures", "DeepLinear"),
     *("DegeneracyPoint", "MinibatchMetric", "PacMetric", "RankCorrelation", "Rescaled", "Scores"),
     *("SharpnessReport", "Subsample", "WeightNorms", "Confidence", "Method", "PriorGrid"),
-    *("Verification", "Epoch", "Fit", "Recipe"),
+    *("Verification", "Epoch", "Fit", "Recipe", "CurvatureBound", "PowerLaw", "ShiftEstimate"),
+    "SpectrumRatios",
 }
 """Single numbers, settings, and operators: there is nothing to be seen in them."""
 

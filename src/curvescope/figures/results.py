@@ -20,7 +20,7 @@ from curvescope.certificates.certificate import Certificate
 from curvescope.certificates.profile import Profile, variance_profile
 from curvescope.errors import CurvescopeError
 from curvescope.figures import spectra, structure
-from curvescope.figures.model import Curve, Panel, Picture, Scaling
+from curvescope.figures.model import Curve, Image, Panel, Picture, Scaling
 from curvescope.figures.sharpness import against_generalization
 from curvescope.figures.structure import GRAY
 from curvescope.flatness.comparison import Comparison
@@ -32,8 +32,10 @@ from curvescope.spectra.convergence import LanczosBounds
 from curvescope.spectra.eigensolver import EigenPairs
 from curvescope.spectra.exact import ExactSpectrum
 from curvescope.spectra.measure import SpectralMeasure
+from curvescope.spectra.tails import TailDensity
 from curvescope.spectra.tridiagonal import Tridiagonal
 from curvescope.structure.autocorrelation import AutocorrelationStructure
+from curvescope.structure.centers import CenterMatch, LogitCenters
 from curvescope.structure.class_factors import LayerApproximation
 from curvescope.structure.clustering import Clusters, Embedding, LogitClusters
 from curvescope.structure.correspondences import Correspondence, SingularStructure
@@ -42,6 +44,7 @@ from curvescope.structure.knockouts import HessianSplit, Knockouts
 from curvescope.structure.layer_comparison import LayerComparison
 from curvescope.structure.layers import LayerStatistics, MomentStatistics
 from curvescope.structure.logistic import MisclassificationStudy
+from curvescope.structure.network_factors import MeanCosines
 from curvescope.structure.outliers import Attribution
 from curvescope.structure.output_hessian import OutputTheory
 from curvescope.structure.overlaps import EigenComparison, PairwiseOverlap
@@ -163,7 +166,44 @@ def _(result: LanczosBounds) -> list[Panel]:
     return [Panel("", "Lanczos steps", label, curves, yscale="log")]
 
 
+@_panels.register
+def _(result: TailDensity) -> list[Panel]:
+    sides = {"positive": result.positive, "negative, by |λ|": result.negative}
+    curves = []
+    for label, values in sides.items():
+        shown = values > 0  # an empty bin has no logarithm
+        if shown.any():
+            curves.append(Curve.of(label, result.points[shown], values[shown], kind="points"))
+    return [Panel("", "|λ|", "density", tuple(curves), xscale="log", yscale="log")]
+
+
 # Structure ------------------------------------------------------------------------------------
+
+
+def _cosines(title: str, values: Tensor, xlabel: str) -> Panel:
+    shown = values.isfinite()
+    places = torch.arange(len(values))[shown]
+    curve = Curve.of("", places, values[shown], kind="bars")
+    return Panel(title, xlabel, "cosine", (curve,), ylim=(min(0.0, *curve.y), 1.05))
+
+
+@_panels.register
+def _(result: CenterMatch) -> list[Panel]:
+    return [_cosines("measured and predicted centers", result.cosines, "logit")]
+
+
+@_panels.register
+def _(result: LogitCenters) -> list[Panel]:
+    parts = {"by weight, Δ": result.weight, "by output, Γ": result.output}
+    return [_cosines(f"centers {name}", part.cosines, "logit") for name, part in parts.items()]
+
+
+@_panels.register
+def _(result: MeanCosines) -> list[Panel]:
+    image = Image.of(result.cross.nan_to_num(0.0), low=0.0, high=1.0, label="cosine")
+    title = "means of pairs of classes and their products"
+    cross = Panel(title, "class of the direction", "class of the samples", image=image)
+    return [_cosines("means of classes and their products", result.classes, "class"), cross]
 
 
 @_panels.register

@@ -11,6 +11,7 @@ from curvescope.figures.model import Curve, Dash, Panel, Scaling
 from curvescope.figures.results import register
 from curvescope.training.records import Epoch
 from curvescope.training.run import Trained
+from curvescope.training.sweeps import Sweep
 
 
 def course(runs: Mapping[str, Sequence[Epoch]]) -> dict[str, Panel]:
@@ -54,4 +55,16 @@ def _line(epochs: Sequence[Epoch], key: str) -> Curve | None:
     return Curve.of("", x, y)
 
 
+def _scores(result: Sweep) -> list[Panel]:
+    """The score of each rate, with the chosen one marked; runs that diverged have none."""
+    pairs = [(r, s) for r, s in zip(result.rates, result.scores, strict=True) if isfinite(s)]
+    if not pairs:
+        return []
+    rates, scores = zip(*pairs, strict=True)
+    lines = None if result.rate is None else {f"{result.rate:.3g}": result.rate}
+    curve = Curve.of("", rates, scores, kind="points")
+    return [Panel("", "learning rate", "score", (curve,), xscale="log", lines=lines)]
+
+
 register(Trained, lambda result: list(course({"": result.history}).values()))
+register(Sweep, _scores)
