@@ -126,8 +126,8 @@ def shift_estimate(
     """The terms of PP eq. 1 for one shift ``δ`` of the weights.
 
     Where units have kinks (ReLU), ``½ δᵀHδ`` leaves out those that switch on the way. Over many
-    samples there always are some, and ``change − slope`` is not ``quadratic`` (3 to 14 times that in
-    the study ``anonymous2021/small-loss``); with smooth units the two agree.
+    samples there always are some, and ``change − slope`` is not ``quadratic`` (3 to 14 times that
+    in the study ``anonymous2021/small-loss``); with smooth units the two agree.
 
     Cost: a product with the Hessian, a gradient and a pass over the data.
 
