@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import log10, nan
 from statistics import fmean
+from typing import Any
 
 import torch
 
@@ -19,10 +21,19 @@ from curvescope.studies.granziol2020.solutions import (
     over_seeds,
 )
 from curvescope.studies.run import Result, Run, Value
+from curvescope.training import Recipe
 
 MODES = ("train", "eval")
 SETS = {"CIFAR-10": "ten", "CIFAR-100": "hundred"}
-OPTIMIZERS = {"SGD": "sgd", "Gadam": "gadam"}
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "SGD": {"lr": 0.1, "momentum": 0.9, "schedule": "linear"},
+    "Gadam": {"lr": 5e-4, "optimizer": "gadam", "schedule": "averaging"},
+}
+DECAYS = {
+    "CIFAR-10": {"SGD": 3e-4, "Gadam": 0.35},
+    "CIFAR-100": {"SGD": 5e-4, "Gadam": 0.25},
+}
+"""The paper's weight decays; that of Gadam is decoupled from the gradient."""
 
 Found = Mapping[str, tuple[Solution, ...]]  # by optimizer
 
@@ -33,13 +44,25 @@ def run(run: Run) -> Result:
     trainings: dict[str, dict[str, Courses]] = {}
     found: dict[str, Found] = {}
     for data, key in SETS.items():
-        trainings[data] = {name: courses(run, f"{key}-{o}") for name, o in OPTIMIZERS.items()}
+        plain = run.describe(key)
+        trainings[data] = {
+            name: courses(run, f"{key}-{name}", replace(plain, recipe=recipe))
+            for name, recipe in recipes(plain.recipe, DECAYS[data], run["faster"]).items()
+        }
         found[data] = {
-            name: _solutions(run, f"{key}-{OPTIMIZERS[name]}", each)
-            for name, each in trainings[data].items()
+            name: _solutions(run, f"{key}-{name}", each) for name, each in trainings[data].items()
         }
         values |= _values(data, found[data])
     return Result(values, (_courses(trainings), _sharpness(found), *_spectra(found)))
+
+
+def recipes(plain: Recipe, decays: Mapping[str, float], faster: float) -> dict[str, Recipe]:
+    """The paper's settings; the average is over the last two fifths of the epochs."""
+    made = {}
+    for name, settings in SETTINGS.items():
+        average: dict[str, Any] = {"average_from": 3 * plain.epochs // 5} if name == "Gadam" else {}
+        made[name] = replace(plain, weight_decay=faster * decays[name], **settings, **average)
+    return made
 
 
 def _solutions(run: Run, key: str, trained: Courses) -> tuple[Solution, ...]:
