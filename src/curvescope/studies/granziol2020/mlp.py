@@ -68,7 +68,7 @@ def settings(run: Run) -> Iterator[tuple[str, Description]]:
     assert plain.held_out is not None, "accuracies are those of held-out digits"
     pairs = [(pixels, rate) for pixels in run["pixels"] for rate in run["rates"]]
     for pixels, rate in pairs:
-        judged = (pixels, rate) == pairs[0]
+        fewer = {} if (pixels, rate) == pairs[0] else run.get("others", {})
         yield (
             f"pixels in {ranges[pixels]}, rate {rate:g}",
             replace(
@@ -76,7 +76,7 @@ def settings(run: Run) -> Iterator[tuple[str, Description]]:
                 images=replace(plain.images, pixels=pixels),
                 held_out=replace(plain.held_out, pixels=pixels),
                 recipe=replace(plain.recipe, lr=rate),
-                seeds=plain.seeds if judged else run.get("others", plain.seeds),
+                **fewer,
             ),
         )
 
