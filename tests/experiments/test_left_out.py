@@ -97,8 +97,9 @@ def test_text_has_no_class_structure(tmp_path: Path) -> None:
     for stage in ("classes", "classes-q1"):
         left_out = run.stage(stage, Any).result["left_out"]
         assert left_out == (
-            "class structure: the class structure is that of samples with one label each, "
-            "got labels at 16 positions of a sample"
+            "class structure: the class structure of an analysis is that of samples with one label "
+            "each, got labels at 16 positions of a sample; group them into classes with "
+            "class_structure(problem, classes=…) from Python"
         )
     assert run.result("overview", Overview).fits["train"].samples == 96
 
