@@ -14,7 +14,7 @@ from torch import nn
 import curvescope as cs
 from curvescope.certificates.methods import posterior_method
 from curvescope.errors import CurvescopeError
-from curvescope.figures.results import _panels, picture
+from curvescope.figures.plot import results  # with all that is registered beside it
 from curvescope.problem import Problem
 
 pytest.importorskip("matplotlib")
@@ -159,7 +159,7 @@ def test_nothing_is_forgotten() -> None:
 def test_it_is_drawn(name: str) -> None:
     result = DRAWN[name]()
     assert type(result) is public()[name]
-    panels = picture(result).panels
+    panels = results.picture(result).panels
     for panel in panels:
         assert panel.image is not None or any(len(curve.x) for curve in panel.curves)
         assert panel.xlabel
@@ -178,7 +178,7 @@ def test_it_is_refused_in_one_sentence(name: str) -> None:
 
 def test_the_stages_of_an_analysis_are_drawn() -> None:
     """See ``tests/reports/test_figures.py`` for what they show."""
-    kinds = {kind.__name__ for kind in _panels.registry}
+    kinds = {kind.__name__ for kind in results._panels.registry}
     assert {"Spectrum", "ClassFindings", "ClassLayerFindings"} <= kinds
 
 
