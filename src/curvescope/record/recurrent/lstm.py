@@ -1,0 +1,147 @@
+"""The long short-term memory: ``c' = f c + i g``, ``h' = o tanh c'``.
+
+The gates ``i, f, o`` are sigmoids and ``g`` is the tanh of ``a = x + W h``, where ``x`` is what the
+inputs contribute. All arrays have the time first, ``[T, B, …]``, and tangents come in ``K`` columns,
+``[T, K, B, …]``. A loop over time does only what needs the step before; the rest is done for all
+times at once.
+
+References:
+    Hochreiter and Schmidhuber (1997), *Long Short-Term Memory*, in the form of torch's ``nn.LSTM``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from curvescope.record.recurrent.cell import Adjoint, Numbers, Sources, States, before, later
+
+GATES = 4
+
+
+def run(x: Tensor, w: Tensor, bias: Tensor | None, h: Tensor, c: Tensor | None) -> States:
+    """All states and gates; ``bias`` is a part of ``x``."""
+    assert c is not None
+    steps, batch, width = x.shape[0], x.shape[1], x.shape[2] // GATES
+    gates, wt = x.clone(memory_format=torch.contiguous_format), w.t().contiguous()
+    out, cells = x.new_empty(steps, batch, width), x.new_empty(steps, batch, width)
+    for a, h_, c_ in zip(gates.unbind(), out.unbind(), cells.unbind(), strict=True):
+        a.addmm_(h, wt)
+        i, f, g, o = a.chunk(GATES, 1)
+        a[:, : 2 * width].sigmoid_()
+        g.tanh_()
+        o.sigmoid_()
+        torch.mul(i, g, out=c_).addcmul_(f, c)
+        torch.tanh(c_, out=h_).mul_(o)
+        h, c = h_, c_
+    return out, cells, gates
+
+
+class Slopes:
+    """The derivatives at the recorded numbers."""
+
+    def __init__(self, n: Numbers) -> None:
+        assert n.c0 is not None
+        self._w, self._wt = n.w, n.w.t().contiguous()
+        i, f, g, o = n.gates.chunk(GATES, 2)
+        squashed = torch.tanh(n.cells)
+        self._own = n.gates * (1 - n.gates)  # of the gates by their arguments
+        self._own.chunk(GATES, 2)[2].copy_(1 - g * g)
+        self._arguments = torch.empty_like(n.gates)  # of c' by those of i, f, g; of h' by that of o
+        factors = torch.cat([g, before(n.cells, n.c0), i, squashed], 2)
+        torch.mul(self._own, factors, out=self._arguments)
+        self._cell = o * (1 - squashed * squashed)  # of h' by c'
+        self._forget = f
+        self._numbers, self._squashed = n, squashed
+
+    def push(self, x: Tensor, h: Tensor | None, c: Tensor | None) -> States:
+        """Tangents of states and gates; ``x: [T, K, B, 4 H]`` is written over."""
+        steps, columns, batch, wide = x.shape
+        width = wide // GATES
+        out, cells = (x.new_empty(steps, columns, batch, width) for _ in range(2))
+        scaled = x.new_empty(columns, batch, wide)
+        parts = scaled.view(columns, batch, GATES, width)
+        for t in range(steps):
+            a = x[t]
+            if h is not None:
+                a.view(-1, wide).addmm_(h.reshape(-1, width), self._wt)
+            torch.mul(a, self._arguments[t], out=scaled)
+            torch.sum(parts[:, :, :3], 2, out=cells[t])
+            if c is not None:
+                cells[t].addcmul_(self._forget[t], c)
+            torch.addcmul(parts[:, :, 3], self._cell[t], cells[t], out=out[t])
+            h, c = out[t], cells[t]
+        return out, cells, x.mul_(self._own[:, None])
+
+    def pull(self, onto: Sources) -> Adjoint:
+        """The adjoint: from ``∂/∂h`` and ``∂/∂c`` at all times to those of ``x``, ``h_0``, ``c_0``."""
+        steps, columns, batch, width = onto.shape
+        dx = onto.arguments
+        added = dx is not None
+        if dx is None:
+            dx = onto.like.new_empty(steps, columns, batch, GATES * width)
+        d = dx.view(steps, columns, batch, GATES, width)
+        slopes = self._arguments.view(steps, batch, GATES, width)
+        totals, cells = (dx.new_empty(steps, columns, batch, width) for _ in range(2))
+        carry: Tensor | None = None
+        dc: Tensor | None = None
+        for t in reversed(range(steps)):
+            dh, m = totals[t], cells[t]
+            later(onto.h, t, carry, dh)
+            torch.mul(self._cell[t], dh, out=m)
+            for more in (dc, None if onto.c is None else onto.c[t]):
+                if more is not None:
+                    m.add_(more)
+            if added:
+                d[t, :, :, :3].addcmul_(slopes[t, :, :3], m[:, :, None])
+                d[t, :, :, 3].addcmul_(slopes[t, :, 3], dh)
+            else:
+                torch.mul(slopes[t, :, :3], m[:, :, None], out=d[t, :, :, :3])
+                torch.mul(slopes[t, :, 3], dh, out=d[t, :, :, 3])
+            dc = m * self._forget[t]
+            carry = (dx[t].view(-1, GATES * width) @ self._w).view(columns, batch, width)
+        assert carry is not None
+        return Adjoint(dx, None, carry, dc, totals, cells)
+
+    def bend(self, totals: Tensor, cells: Tensor) -> Bends:
+        """The second derivatives, weighted with the adjoint of the recorded pass."""
+        return Bends(self._numbers, self._own, self._squashed, totals, cells)
+
+
+class Bends:
+    """How the adjoint's slopes change with states and gates, times the adjoint."""
+
+    def __init__(
+        self, n: Numbers, own: Tensor, squashed: Tensor, totals: Tensor, cells: Tensor
+    ) -> None:
+        assert n.c0 is not None
+        i, f, g, o = n.gates.chunk(GATES, 2)
+        si, sf, sg, so = own.chunk(GATES, 2)
+        dh, m = totals[:, 0], cells[:, 0]
+        curved = dh * (1 - squashed * squashed)
+        self._cell_o, self._cell_c = curved, -2 * o * squashed * curved
+        self._i_i, self._i_g = m * g * (1 - 2 * i), m * si
+        self._f_f, self._f_c = m * before(n.cells, n.c0) * (1 - 2 * f), m * sf
+        self._g_i, self._g_g = m * sg, -2 * m * i * g
+        self._o_o, self._o_c = dh * squashed * (1 - 2 * o), curved * so
+        self._forget = m
+
+    def sources(
+        self, gates: Tensor, cells: Tensor, out: Tensor | None, c0: Tensor | None, h0: Tensor | None
+    ) -> Sources:
+        """What the tangents of states and gates ``[T, K, B, …]`` put onto the adjoint's."""
+        i, f, g, o = gates.chunk(GATES, 3)
+        arguments = torch.empty_like(gates)
+        di, df, dg, do = arguments.chunk(GATES, 3)
+        wide = lambda t: t[:, None]  # noqa: E731  over the columns
+        torch.mul(wide(self._i_i), i, out=di).addcmul_(wide(self._i_g), g)
+        torch.mul(wide(self._f_f), f, out=df)
+        df[1:].addcmul_(wide(self._f_c[1:]), cells[:-1])
+        if c0 is not None:
+            df[0].addcmul_(self._f_c[0], c0)
+        torch.mul(wide(self._g_i), i, out=dg).addcmul_(wide(self._g_g), g)
+        torch.mul(wide(self._o_o), o, out=do).addcmul_(wide(self._o_c), cells)
+        onto = wide(self._cell_o) * o
+        onto.addcmul_(wide(self._cell_c), cells)
+        onto[:-1].addcmul_(wide(self._forget[1:]), f[1:])
+        return Sources(None, onto, arguments, None, self._forget[0] * f[0])
