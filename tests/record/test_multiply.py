@@ -1,4 +1,4 @@
-"""Products as convolutions: the same numbers in every layout, and only where they are meant."""
+"""Products by oneDNN: the same numbers in every layout, and only where they are meant."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import curvescope as cs
 from curvescope.data import dataset
 from curvescope.networks import network
 from curvescope.record import multiply
-from curvescope.record.multiply import add_product, amd_family, as_convolution
+from curvescope.record.multiply import add_product, affine, amd_family, by_onednn
 
 
 @pytest.fixture
@@ -41,12 +41,14 @@ def test_the_same_product_in_every_layout(
 ) -> None:
     m, k, n = shape
     a, b = matrix(m, k, left, 0), matrix(k, n, right, 1)
-    assert as_convolution(a, b)
+    assert by_onednn(a, b)
     exact = a.double() @ b.double()
     torch.testing.assert_close(multiply.multiply(a, b).double(), exact, atol=1e-5, rtol=1e-5)
     total = torch.ones(m, n)
     add_product(total, a, b)
     torch.testing.assert_close(total.double(), 1 + exact, atol=1e-5, rtol=1e-5)
+    fresh = affine(torch.ones(m, n), a, b)
+    torch.testing.assert_close(fresh.double(), 1 + exact, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.usefixtures("wide")
@@ -69,17 +71,17 @@ def test_several_products_at_once(left: tuple[int, ...], right: tuple[int, ...])
 @pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")  # said by torch's flags
 def test_only_float32_in_full_precision() -> None:
     a = torch.ones(2, 2)
-    assert as_convolution(a, a)
-    assert not as_convolution(a.double(), a.double())
+    assert by_onednn(a, a)
+    assert not by_onednn(a.double(), a.double())
     with torch.backends.mkldnn.flags(enabled=False):
-        assert not as_convolution(a, a)
-    conv = torch.backends.mkldnn.conv  # type: ignore[attr-defined]
-    before = conv.fp32_precision
-    conv.fp32_precision = "bf16"
+        assert not by_onednn(a, a)
+    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "bf16"
     try:
-        assert not as_convolution(a, a)
+        assert not by_onednn(a, a)
     finally:
-        conv.fp32_precision = before
+        matmul.fp32_precision = before
 
 
 @pytest.mark.usefixtures("wide")
@@ -106,11 +108,11 @@ def test_operators_and_blocks_are_the_same_this_way(name: str) -> None:
 def test_small_and_narrow_products_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multiply, "wide_processor", lambda: True)
     large = torch.empty(1, 1).expand(4096, 4096)
-    assert as_convolution(large, large)
-    assert not as_convolution(large[:63], large)
-    assert not as_convolution(large[:, :63], large[:63])
-    assert not as_convolution(large[:128, :128], large[:128, :128])
-    assert not as_convolution(large[:2, :2], large[:2, :2])
+    assert by_onednn(large, large)
+    assert not by_onednn(large[:15], large)
+    assert not by_onednn(large[:, :15], large[:15])
+    assert not by_onednn(large[:127, :128], large[:128, :128])
+    assert not by_onednn(large[:2, :2], large[:2, :2])
 
 
 @pytest.mark.parametrize(

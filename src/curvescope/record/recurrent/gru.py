@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from curvescope.record.multiply import multiply
 from curvescope.record.recurrent.cell import Adjoint, Numbers, Sources, States, before, later
 
 GATES = 3
@@ -22,7 +23,7 @@ def run(x: Tensor, w: Tensor, bias: Tensor | None, h: Tensor, c: Tensor | None) 
     gates, wt = x.new_empty(steps, batch, 4 * width), w.t().contiguous()
     out = x.new_empty(steps, batch, width)
     for a, kept, h_ in zip(x.unbind(), gates.unbind(), out.unbind(), strict=True):
-        u = h @ wt if bias is None else torch.addmm(bias, h, wt)
+        u = multiply(h, wt) if bias is None else torch.addmm(bias, h, wt)
         rz, n, last = kept.split([2 * width, width, width], 1)
         torch.add(a[:, : 2 * width], u[:, : 2 * width], out=rz).sigmoid_()
         last.copy_(u[:, 2 * width :])
@@ -60,7 +61,7 @@ class Slopes:
             rz, n, last = gates[t].split([2 * width, width, width], 2)
             v = None if u is None else u[t]
             if h is not None:
-                moved = (h.reshape(-1, width) @ self._wt).view(columns, batch, wide)
+                moved = multiply(h.reshape(-1, width), self._wt).view(columns, batch, wide)
                 v = moved if v is None else v.add_(moved)
             if v is None:
                 rz.copy_(x[t, :, :, : 2 * width])
@@ -96,7 +97,8 @@ class Slopes:
             torch.mul(self._r[t], n, out=last)
             if onto.hidden is not None:
                 last.add_(onto.hidden[t])
-            carry = (du[t].view(-1, GATES * width) @ self._w).view(columns, batch, width)
+            back = multiply(du[t].view(-1, GATES * width), self._w)
+            carry = back.view(columns, batch, width)
             carry.addcmul_(self._z[t], dh)
         assert carry is not None
         return Adjoint(dx, du, carry, None, totals, None)

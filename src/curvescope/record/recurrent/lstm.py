@@ -14,6 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from curvescope.record.multiply import affine, multiply
 from curvescope.record.recurrent.cell import Adjoint, Numbers, Sources, States, before, later
 
 GATES = 4
@@ -23,14 +24,14 @@ def run(x: Tensor, w: Tensor, bias: Tensor | None, h: Tensor, c: Tensor | None) 
     """All states and gates; ``bias`` is a part of ``x``."""
     assert c is not None
     steps, batch, width = x.shape[0], x.shape[1], x.shape[2] // GATES
-    gates, wt = x.clone(memory_format=torch.contiguous_format), w.t().contiguous()
+    gates, wt = x.new_empty(x.shape), w.t().contiguous()
     out, cells = x.new_empty(steps, batch, width), x.new_empty(steps, batch, width)
-    for a, h_, c_ in zip(gates.unbind(), out.unbind(), cells.unbind(), strict=True):
-        a.addmm_(h, wt)
-        i, f, g, o = a.chunk(GATES, 1)
-        a[:, : 2 * width].sigmoid_()
-        g.tanh_()
-        o.sigmoid_()
+    for x_, gates_, h_, c_ in zip(*map(torch.unbind, (x, gates, out, cells)), strict=True):
+        a = affine(x_, h, wt)
+        i, f, g, o = gates_.chunk(GATES, 1)
+        torch.sigmoid(a[:, : 2 * width], out=gates_[:, : 2 * width])
+        torch.tanh(a[:, 2 * width : 3 * width], out=g)
+        torch.sigmoid(a[:, 3 * width :], out=o)
         torch.mul(i, g, out=c_).addcmul_(f, c)
         torch.tanh(c_, out=h_).mul_(o)
         h, c = h_, c_
@@ -64,14 +65,15 @@ class Slopes:
         for t in range(steps):
             a = x[t]
             if h is not None:
-                a.view(-1, wide).addmm_(h.reshape(-1, width), self._wt)
+                a = affine(a.view(-1, wide), h.reshape(-1, width), self._wt).view(a.shape)
             torch.mul(a, self._arguments[t], out=scaled)
+            torch.mul(a, self._own[t], out=x[t])
             torch.sum(parts[:, :, :3], 2, out=cells[t])
             if c is not None:
                 cells[t].addcmul_(self._forget[t], c)
             torch.addcmul(parts[:, :, 3], self._cell[t], cells[t], out=out[t])
             h, c = out[t], cells[t]
-        return out, cells, x.mul_(self._own[:, None])
+        return out, cells, x
 
     def pull(self, onto: Sources) -> Adjoint:
         """The adjoint: from ``∂/∂h`` and ``∂/∂c`` at all times to those of ``x``, ``h_0``, ``c_0``."""
@@ -99,7 +101,8 @@ class Slopes:
                 torch.mul(slopes[t, :, :3], m[:, :, None], out=d[t, :, :, :3])
                 torch.mul(slopes[t, :, 3], dh, out=d[t, :, :, 3])
             dc = m * self._forget[t]
-            carry = (dx[t].view(-1, GATES * width) @ self._w).view(columns, batch, width)
+            back = multiply(dx[t].view(-1, GATES * width), self._w)
+            carry = back.view(columns, batch, width)
         assert carry is not None
         return Adjoint(dx, None, carry, dc, totals, cells)
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from curvescope.record.multiply import multiply
 from curvescope.record.recurrent import gru, lstm, plain
 from curvescope.record.recurrent.cell import Adjoint, Numbers, Sources, before
 from curvescope.record.rules.step import Call, LinearStep, Outputs, make_step, rule
@@ -90,7 +91,7 @@ def _recurrent(call: Call) -> LinearStep:
     def block(_: None, tx: Any, tw: Any, tb: Any = None, th: Any = None, tc: Any = None) -> Outputs:
         columns = next(len(t) for t in (tx, tw, tb, th, tc) if t is not None)
         given = None if tx is None else _time_first(tx)
-        moved = None if tw is None else _rows_first(states @ _side_by_side(tw), steps, columns)
+        moved = None if tw is None else _rows_first(multiply(states, _side_by_side(tw)), steps, columns)
         if tb is not None:
             moved = tb[:, None] if moved is None else moved.add_(tb[:, None])
             moved = moved.expand(steps, columns, batch, wide)
@@ -132,7 +133,8 @@ def _recurrent_backward(call: Call) -> LinearStep:
             sums[name] = t if old is None else old if t is None else old.add_(t)
 
         if tw is not None:
-            back = _rows_first(hidden.flatten(0, 1) @ tw.transpose(0, 1).flatten(1), steps, columns)
+            wide = tw.transpose(0, 1).flatten(1)
+            back = _rows_first(multiply(hidden.flatten(0, 1), wide), steps, columns)
             add("first_h", back[0])
             add("h", torch.cat([back[1:], torch.zeros_like(back[:1])]))
         if bends is not None and any(t is not None for t in (th, tc, tout, tcells, tgates)):

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from curvescope.record.multiply import affine, multiply
 from curvescope.record.recurrent.cell import Adjoint, Numbers, Sources, States, later
 
 GATES = 1
@@ -22,10 +23,9 @@ class Plain:
         self, x: Tensor, w: Tensor, bias: Tensor | None, h: Tensor, c: Tensor | None
     ) -> States:
         """All states; ``bias`` is a part of ``x``."""
-        out, wt = x.clone(memory_format=torch.contiguous_format), w.t().contiguous()
-        for h_ in out.unbind():
-            self._squash(h_.addmm_(h, wt))
-            h = h_
+        out, wt = x.new_empty(x.shape), w.t().contiguous()
+        for x_, h_ in zip(x.unbind(), out.unbind(), strict=True):
+            h = h_.copy_(self._squash(affine(x_, h, wt)))
         return out, x.new_empty(0), x.new_empty(0)
 
     def slopes(self, n: Numbers) -> Slopes:
@@ -45,9 +45,10 @@ class Slopes:
         """Tangents of the states; ``x: [T, K, B, H]`` is written over."""
         width = x.shape[3]
         for t in range(x.shape[0]):
+            a = x[t]
             if h is not None:
-                x[t].view(-1, width).addmm_(h.reshape(-1, width), self._wt)
-            h = x[t].mul_(self._own[t])
+                a = affine(a.view(-1, width), h.reshape(-1, width), self._wt).view(a.shape)
+            h = torch.mul(a, self._own[t], out=x[t])
         return x, x.new_empty(0), x.new_empty(0)
 
     def pull(self, onto: Sources) -> Adjoint:
@@ -59,7 +60,7 @@ class Slopes:
         for t in reversed(range(steps)):
             later(onto.h, t, carry, totals[t])
             dx[t].addcmul_(self._own[t], totals[t])
-            carry = (dx[t].view(-1, width) @ self._w).view(columns, batch, width)
+            carry = multiply(dx[t].view(-1, width), self._w).view(columns, batch, width)
         assert carry is not None
         return Adjoint(dx, None, carry, None, totals, None)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from curvescope.record.constant import Cache, Smaller, smaller
-from curvescope.record.multiply import add_product, as_convolution, multiply
+from curvescope.record.multiply import add_product, by_onednn, multiply
 from curvescope.record.rules.generic import generic
 from curvescope.record.rules.step import Call, LinearStep, Outputs, fresh_copy, lift, rule
 
@@ -92,7 +92,7 @@ def _matmul(a: Tensor, b: Tensor, start: Tensor | None) -> Tensor:
     """``start + a b`` in fresh memory; ``start`` is a row, or one row per column."""
     if start is None:
         return multiply(a, b)
-    if a.ndim == 2 and b.ndim == 2 and not as_convolution(a, b):
+    if a.ndim == 2 and b.ndim == 2 and not by_onednn(a, b):
         return torch.addmm(start, a, b)
     return multiply(a, b).add_(start)
 
@@ -103,7 +103,7 @@ def _accumulate(total: Tensor, a: Tensor, b: Tensor) -> None:
         add_product(total, a, b)
     elif total.ndim == 3 and b.ndim == 2 and a.is_contiguous() and total.is_contiguous():
         add_product(total.flatten(0, 1), a.flatten(0, 1), b)
-    elif total.ndim == 3 and not as_convolution(a, b):
+    elif total.ndim == 3 and not by_onednn(a, b):
         shape = total.shape[:1]
         total.baddbmm_(a.expand(*shape, *a.shape[-2:]), b.expand(*shape, *b.shape[-2:]))
     else:
