@@ -83,8 +83,7 @@ def _recurrent(name: str, layer: Callable[[], nn.Module], width: int, packed: bo
         return (tokens, torch.tensor([3, 5, 1, 4])), torch.tensor([0, 1, 2, 1])
 
     build = lambda: networks.Sequences(layer(), width, packed=packed).double()  # noqa: E731
-    graphs = "torch's packing has no forward derivative" if packed else ""
-    return Architecture(f"torch/{name}", build, batch, on_graphs=graphs)
+    return Architecture(f"torch/{name}", build, batch)
 
 
 def _adapted(name: str, *targets: str) -> Architecture:

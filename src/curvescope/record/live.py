@@ -23,6 +23,7 @@ from curvescope.problem.problem import Problem
 from curvescope.record.memory import address
 from curvescope.record.outputs import Mix
 from curvescope.record.recorder import Recorder
+from curvescope.record.recurrent.calls import TakenApart
 from curvescope.record.rules import Call, Untraceable, linear_step
 
 
@@ -140,7 +141,7 @@ class LiveBatch:
         for name, p in self._variables.items():
             inside = name in space.shapes
             self._pusher.seed(p, row[space.slice(name)].view(p.shape) if inside else None)
-        with problem.evaluation(), watching(self._pusher):
+        with problem.evaluation(), watching(TakenApart()), watching(self._pusher):
             self._z = problem.output(self._variables, batch)
         if self._pusher.slot(self._z) is None:
             raise Untraceable("the output was not made by recorded operations")

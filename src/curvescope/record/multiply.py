@@ -12,8 +12,10 @@ from __future__ import annotations
 import math
 import platform
 import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,19 +55,28 @@ def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def affine(start: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """``start + a b`` for matrices, in fresh memory.
+    """``start + a b`` for matrices, in fresh memory; ``start`` may be one row for all.
 
     >>> affine(torch.ones(1, 1), torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0], [4.0]]))
     tensor([[12.]])
     """
     if not by_onednn(a, b):
         return torch.addmm(start, a, b)
-    sum_of: Tensor = torch.ops.mkldnn._linear_pointwise.binary(a, start, b.t(), None, "add")
-    return sum_of
+    if start.ndim < 2 or start.shape[0] == 1:
+        return _linear(a, b, start.expand(1, b.shape[1])[0])
+    whole = start.expand(a.shape[0], b.shape[1])
+    total: Tensor = torch.ops.mkldnn._linear_pointwise.binary(a, whole, b.t(), None, "add")
+    return total
 
 
-def _linear(a: Tensor, b: Tensor) -> Tensor:
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.t(), None, "none", [], "")
+FASTER: dict[Any, Callable[..., Tensor]] = {
+    torch.ops.aten.mm.default: multiply, torch.ops.aten.addmm.default: affine
+}  # fmt: skip
+"""What runs in place of torch's own operation, without further settings."""
+
+
+def _linear(a: Tensor, b: Tensor, start: Tensor | None = None) -> Tensor:
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.t(), start, "none", [], "")
     return product
 
 

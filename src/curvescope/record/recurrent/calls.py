@@ -34,9 +34,9 @@ class TakenApart(TorchFunctionMode):
 def _direction(kind: str, x: Tensor, weights: Weights, h: Tensor, c: Any) -> tuple[Tensor, Tensor]:
     """All states of one layer in one direction, ``[T, B, H]`` each."""
     w_in, w, *biases = weights
-    b_in, b = biases or (None, None)
-    if kind != "gru" and b is not None:
-        b_in, b = b_in + b, None
+    b_in = b = None
+    if biases:
+        b_in, b = biases if kind == "gru" else (biases[0] + biases[1], None)
     out, cells, _ = recurrent(kind, F.linear(x, w_in, b_in), w, b, h, c)
     return out, cells
 
@@ -87,10 +87,10 @@ def _layers(
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
     """The result of the last layer, and the last states of all layers and directions."""
     each = 4 if biased else 2
-    groups: Iterator[Weights] = iter(
-        [weights[i : i + each] for i in range(0, len(weights), each)]
-    )
-    x, last_h, last_c = times.pad(x), [], []
+    groups: Iterator[Weights] = iter([weights[i : i + each] for i in range(0, len(weights), each)])
+    x = times.pad(x)
+    last_h: list[Tensor] = []
+    last_c: list[Tensor] = []
     for _ in range(layers):
         results = []
         for backwards in (False, True)[: 1 + both]:
@@ -107,17 +107,16 @@ def _layers(
 
 def _layer(kind: str) -> Callable[..., Any]:
     def layer(x: Tensor, second: Any, third: Any, *rest: Any) -> Any:
-        if isinstance(second, Tensor) and isinstance(third, Tensor | list | tuple) and (
-            rest and isinstance(rest[0], list | tuple)
-        ):  # packed: data, sizes, states, weights, …
+        if isinstance(rest[0], list | tuple):  # packed: data, sizes, states, weights, …
             states, weights, biased, count, dropout, training, both = third, *rest
             times, first = _Times(second), False
         else:
             states, weights, (biased, count, dropout, training, both, first) = second, third, rest
             times = _Times(None)
         h, c = states if kind == "lstm" else (states, None)
-        if (dropout and training and count > 1) or weights[1].shape[1] * _GATES[kind] != len(weights[1]):
-            return None
+        projected = weights[1].shape[1] * _GATES[kind] != len(weights[1])
+        if projected or (dropout and training and count > 1):
+            return None  # torch's plain path is recorded, or its random numbers are refused
         x = x.transpose(0, 1) if first else x
         out, h, c = _layers(kind, x, times, h, c, weights, biased, count, both)
         out = out.transpose(0, 1) if first else out

@@ -78,3 +78,8 @@ def later(onto: Tensor | None, t: int, carry: Tensor | None, out: Tensor) -> Non
         out.copy_(onto[t])
     else:
         torch.add(onto[t], carry, out=out)
+
+
+def over_columns(t: Tensor) -> Tensor:
+    """Numbers ``[T, B, …]`` beside tangents ``[T, K, B, …]``."""
+    return t[:, None]

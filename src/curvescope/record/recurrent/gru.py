@@ -12,7 +12,15 @@ import torch
 from torch import Tensor
 
 from curvescope.record.multiply import multiply
-from curvescope.record.recurrent.cell import Adjoint, Numbers, Sources, States, before, later
+from curvescope.record.recurrent.cell import (
+    Adjoint,
+    Numbers,
+    Sources,
+    States,
+    before,
+    later,
+    over_columns,
+)
 
 GATES = 3
 
@@ -48,7 +56,9 @@ class Slopes:
         self._by_n, self._by_z, self._by_r = self._keep * self._n, sz * self._gap, sr * last
         self._numbers = n
 
-    def push(self, x: Tensor, h: Tensor | None, c: Tensor | None, u: Tensor | None = None) -> States:
+    def push(
+        self, x: Tensor, h: Tensor | None, c: Tensor | None, u: Tensor | None = None
+    ) -> States:
         """Tangents of states and gates.
 
         ``x: [T, K, B, 3 H]`` and ``u``, of ``b + W h`` by the weights, are written over.
@@ -129,14 +139,13 @@ class Bends:
         steps, columns, batch, width = r.shape
         arguments = gates.new_empty(steps, columns, batch, GATES * width)
         dr, dz, dn = arguments.chunk(GATES, 3)
-        wide = lambda t: t[:, None]  # noqa: E731  over the columns
-        torch.mul(wide(self._n_z), z, out=dn).addcmul_(wide(self._n_n), n)
-        torch.mul(wide(self._z_z), z, out=dz).addcmul_(wide(self._z_h), n, value=-1)
+        torch.mul(over_columns(self._n_z), z, out=dn).addcmul_(over_columns(self._n_n), n)
+        torch.mul(over_columns(self._z_z), z, out=dz).addcmul_(over_columns(self._z_h), n, value=-1)
         if out is not None:
-            dz[1:].addcmul_(wide(self._z_h[1:]), out[:-1])
+            dz[1:].addcmul_(over_columns(self._z_h[1:]), out[:-1])
         if h0 is not None:
             dz[0].addcmul_(self._z_h[0], h0)
-        torch.mul(wide(self._r_r), r, out=dr).addcmul_(wide(self._r_u), u)
-        moved = wide(self._state) * z
+        torch.mul(over_columns(self._r_r), r, out=dr).addcmul_(over_columns(self._r_u), u)
+        moved = over_columns(self._state) * z
         onto = torch.cat([moved[1:], torch.zeros_like(moved[:1])])
-        return Sources(onto, None, arguments, wide(self._last) * r, None, moved[0])
+        return Sources(onto, None, arguments, over_columns(self._last) * r, None, moved[0])

@@ -1,7 +1,7 @@
 """The long short-term memory: ``c' = f c + i g``, ``h' = o tanh c'``.
 
 The gates ``i, f, o`` are sigmoids and ``g`` is the tanh of ``a = x + W h``, where ``x`` is what the
-inputs contribute. All arrays have the time first, ``[T, B, …]``, and tangents come in ``K`` columns,
+inputs contribute. All arrays have the time first, ``[T, B, …]``; tangents come in ``K`` columns,
 ``[T, K, B, …]``. A loop over time does only what needs the step before; the rest is done for all
 times at once.
 
@@ -15,7 +15,15 @@ import torch
 from torch import Tensor
 
 from curvescope.record.multiply import affine, multiply
-from curvescope.record.recurrent.cell import Adjoint, Numbers, Sources, States, before, later
+from curvescope.record.recurrent.cell import (
+    Adjoint,
+    Numbers,
+    Sources,
+    States,
+    before,
+    later,
+    over_columns,
+)
 
 GATES = 4
 
@@ -76,7 +84,7 @@ class Slopes:
         return out, cells, x
 
     def pull(self, onto: Sources) -> Adjoint:
-        """The adjoint: from ``∂/∂h`` and ``∂/∂c`` at all times to those of ``x``, ``h_0``, ``c_0``."""
+        """The adjoint: from ``∂/∂h``, ``∂/∂c`` at all times to those of ``x``, ``h_0``, ``c_0``."""
         steps, columns, batch, width = onto.shape
         dx = onto.arguments
         added = dx is not None
@@ -136,15 +144,14 @@ class Bends:
         i, f, g, o = gates.chunk(GATES, 3)
         arguments = torch.empty_like(gates)
         di, df, dg, do = arguments.chunk(GATES, 3)
-        wide = lambda t: t[:, None]  # noqa: E731  over the columns
-        torch.mul(wide(self._i_i), i, out=di).addcmul_(wide(self._i_g), g)
-        torch.mul(wide(self._f_f), f, out=df)
-        df[1:].addcmul_(wide(self._f_c[1:]), cells[:-1])
+        torch.mul(over_columns(self._i_i), i, out=di).addcmul_(over_columns(self._i_g), g)
+        torch.mul(over_columns(self._f_f), f, out=df)
+        df[1:].addcmul_(over_columns(self._f_c[1:]), cells[:-1])
         if c0 is not None:
             df[0].addcmul_(self._f_c[0], c0)
-        torch.mul(wide(self._g_i), i, out=dg).addcmul_(wide(self._g_g), g)
-        torch.mul(wide(self._o_o), o, out=do).addcmul_(wide(self._o_c), cells)
-        onto = wide(self._cell_o) * o
-        onto.addcmul_(wide(self._cell_c), cells)
-        onto[:-1].addcmul_(wide(self._forget[1:]), f[1:])
+        torch.mul(over_columns(self._g_i), i, out=dg).addcmul_(over_columns(self._g_g), g)
+        torch.mul(over_columns(self._o_o), o, out=do).addcmul_(over_columns(self._o_c), cells)
+        onto = over_columns(self._cell_o) * o
+        onto.addcmul_(over_columns(self._cell_c), cells)
+        onto[:-1].addcmul_(over_columns(self._forget[1:]), f[1:])
         return Sources(None, onto, arguments, None, self._forget[0] * f[0])

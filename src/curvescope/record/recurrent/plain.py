@@ -19,9 +19,7 @@ class Plain:
     def __init__(self, squash: Any, *, bends: bool) -> None:
         self._squash, self._bends = squash, bends
 
-    def run(
-        self, x: Tensor, w: Tensor, bias: Tensor | None, h: Tensor, c: Tensor | None
-    ) -> States:
+    def run(self, x: Tensor, w: Tensor, bias: Tensor | None, h: Tensor, c: Tensor | None) -> States:
         """All states; ``bias`` is a part of ``x``."""
         out, wt = x.new_empty(x.shape), w.t().contiguous()
         for x_, h_ in zip(x.unbind(), out.unbind(), strict=True):

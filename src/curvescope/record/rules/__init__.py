@@ -20,6 +20,7 @@ from curvescope.record.rules import (
     memory,
     pointwise,
     products,
+    recurrent,
     shapes,
     user_function,
 )
@@ -38,7 +39,7 @@ from curvescope.record.rules.step import (
 )
 
 __all__ = [
-    "RULES", "Cache", "Call", "LinearStep", "Outputs", "Untraceable", "activations", "convolution",
-    "flatten", "lift", "linear_step", "make_step", "memory", "pointwise", "products", "rule",
-    "shapes", "total", "user_function",
+    "RULES", "Cache", "Call", "LinearStep", "Outputs", "Untraceable", "activations",
+    "convolution", "flatten", "lift", "linear_step", "make_step", "memory", "pointwise",
+    "products", "recurrent", "rule", "shapes", "total", "user_function",
 ]  # fmt: skip

@@ -57,6 +57,28 @@ def _embedding(call: Call) -> LinearStep:
     )
 
 
+@rule(aten._pack_padded_sequence.default)
+def _pack(call: Call) -> LinearStep:
+    """The rows of all sequences, those of one time after the other."""
+    run = call.without(0).run
+
+    def pack(t: Tensor, *_: Tensor | None) -> Outputs:
+        return run({0: t})[0], None
+
+    def block(t: Tensor, *_: Tensor | None) -> Outputs:
+        return torch.stack([run({0: each})[0] for each in t]), None
+
+    return make_step(pack, block)
+
+
+@rule(aten._pack_padded_sequence_backward.default)
+def _pack_backward(call: Call) -> LinearStep:
+    run = call.without(0).run
+    return make_step(
+        lambda t, *_: run({0: t}), lambda t, *_: torch.stack([run({0: each}) for each in t])
+    )
+
+
 @rule(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 def _index_fill(call: Call) -> LinearStep:
     """``t`` outside of some lines, the tangent of one number inside of them."""
