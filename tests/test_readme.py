@@ -19,6 +19,7 @@ def examples(text: str) -> list[str]:
 PAGES_WITH_EXAMPLES = [page for page in PAGES if examples(page.read_text(encoding="utf-8"))]
 
 
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")  # of peft
 @pytest.mark.parametrize(
     "page", PAGES_WITH_EXAMPLES, ids=[str(page.relative_to(ROOT)) for page in PAGES_WITH_EXAMPLES]
 )
@@ -31,6 +32,8 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     text = page.read_text(encoding="utf-8")
+    if "import timm" in text:
+        import_module("tests.foreign.images")  # a torchvision that was built for another torch
     namespace: dict[str, object] = {"__name__": "__example__"}
     for example in examples(text):
         if named := re.match(r"# (\w+)\.py\n", example):

@@ -19,6 +19,22 @@ from curvescope.problem.batches import Batch
 from curvescope.problem.problem import Problem
 
 
+def _steps(x: Any, *weights: Any) -> int:
+    return int(2 * x.shape[0] * x.shape[1] * sum(w.numel() for w in weights))
+
+
+# Operations that torch's counter does not know, by their arguments.
+_FURTHER: dict[str, Callable[..., int]] = {
+    "mkldnn::_linear_pointwise": lambda x, *a: 2 * x.numel() * next(
+        w.shape[0] for w in reversed(a) if isinstance(w, torch.Tensor) and w.ndim == 2
+    ),
+    "aten::mkldnn_rnn_layer": lambda x, w, v, *a: _steps(x, w, v),
+    "aten::mkldnn_rnn_layer_backward": lambda x, w, v, *a: 2 * _steps(x, w, v),
+    "curvescope::recurrent": lambda kind, x, w, *a: _steps(x, w),
+    "curvescope::recurrent_backward": lambda kind, h, c, w, h0, c0, out, *a: _steps(out, w),
+}  # fmt: skip
+
+
 class _Multiplications(TorchDispatchMode):
     """Counts the operations of everything that runs under it."""
 
@@ -31,6 +47,8 @@ class _Multiplications(TorchDispatchMode):
         rule = flop_registry.get(_plain(func._overloadpacket))
         if rule is not None:
             self.count += rule(*args, **(kwargs or {}), out_val=out)
+        elif func._schema.name in _FURTHER:
+            self.count += _FURTHER[func._schema.name](*args)
         return out
 
 

@@ -72,7 +72,7 @@ def affine(start: Tensor, a: Tensor, b: Tensor) -> Tensor:
 FASTER: dict[Any, Callable[..., Tensor]] = {
     torch.ops.aten.mm.default: multiply, torch.ops.aten.addmm.default: affine
 }  # fmt: skip
-"""What runs in place of torch's own operation, without further settings."""
+"""What runs in place of torch's own operation where :func:`by_onednn` says so."""
 
 
 def _linear(a: Tensor, b: Tensor, start: Tensor | None = None) -> Tensor:

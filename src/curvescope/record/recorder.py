@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from curvescope.errors import ModelError
 from curvescope.record.apart import APART
 from curvescope.record.memory import address
-from curvescope.record.multiply import FASTER
+from curvescope.record.multiply import FASTER, by_onednn
 from curvescope.record.rules import RULES, Call, Untraceable, flatten, linear_step
 from curvescope.record.rules.memory import Place, read, write
 from curvescope.record.rules.user_function import user_function
@@ -389,7 +389,9 @@ class Recorder(TorchDispatchMode):
 def _run(func: Any, args: Any, kwargs: Any) -> Any:
     """The operation by the library that is faster at it."""
     faster = None if kwargs else FASTER.get(func)
-    return func(*args, **kwargs) if faster is None else faster(*args)
+    if faster is None or not by_onednn(*args[-2:]):
+        return func(*args, **kwargs)
+    return faster(*args)
 
 
 @functools.cache

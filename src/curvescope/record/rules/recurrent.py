@@ -63,7 +63,8 @@ def _recurrent_backward(call: Call) -> LinearStep:
 
     def block(_: None, *tangents: Maybe) -> Any:
         columns = _columns(*tangents)
-        by_h, by_c, w, *states = [*tangents, *[None] * (8 - len(tangents))]
+        given: list[Maybe] = [*tangents, *[None] * (8 - len(tangents))]
+        (by_h, by_c, w), states = given[:3], given[3:]
         shape = (steps, columns, batch, width)
         onto = Sources(*(None if t is None else _time_first(t) for t in (by_h, by_c)))
         if w is not None:
