@@ -39,6 +39,7 @@ class Classifier(nn.Module):
         self.head = nn.Linear(layer.hidden_size * (1 + layer.bidirectional), 10)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Logits of ``[B, T, inputs]``."""
         return self.head(self.layer(x)[0][:, -1])
 
 
