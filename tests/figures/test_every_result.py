@@ -184,6 +184,6 @@ def test_the_stages_of_an_analysis_are_drawn() -> None:
 
 def test_a_training_without_epochs_is_refused() -> None:
     trained = cs.train(model(), data(), cs.Recipe(seed=0, epochs=2))
-    assert [panel.title for panel in picture(trained).panels] == ["Loss", "Accuracy"]
+    assert [panel.title for panel in results.picture(trained).panels] == ["Loss", "Accuracy"]
     with pytest.raises(CurvescopeError, match="nothing to draw"):
         cs.plot(replace(trained, history=()))
