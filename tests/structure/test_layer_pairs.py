@@ -57,6 +57,21 @@ def test_float32_and_convolutions() -> None:
     torch.testing.assert_close(pairs.values.double(), expected, rtol=1e-4, atol=0)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_residuals_of_rounding_take_no_product_for_each_pair(seed: int) -> None:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(400, 60), nn.ReLU(), nn.Linear(60, 10))
+    X, y = torch.randn(60, 400) * torch.linspace(3, 0.1, 400), torch.arange(60) % 10
+    X += 2 * torch.randn(10, 400)[y]
+    block = cs.Hessian(cs.Problem(model, (X, y))).block("0.weight")
+    pairs = layer_eigenpairs(block, 25, tol=1e-4, generator=generator())
+    assert pairs.converged and pairs.missed <= 1e-3
+    assert pairs.products < 140  # two for each of 25 pairs would make it 160 or more
+    exact = cs.Hessian(cs.Problem(model.double(), (X.double(), y))).block("0.weight")
+    V, values = pairs.vectors.double(), pairs.values.double()
+    assert bool(((exact @ V - V * values).norm(dim=0) <= pairs.tolerance).all())
+
+
 def test_more_pairs_than_rows() -> None:
     block = cs.Hessian(wide(3)).block("0.weight")  # 6 rows: the other eigenvalues are zero
     pairs = layer_eigenpairs(block, 8, tol=1e-8, generator=generator())

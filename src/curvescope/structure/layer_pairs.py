@@ -8,7 +8,10 @@ With ``R Rᵀ u = θ u + ρ`` the vector ``v = Rᵀ u / √θ`` has the residual
 ``‖Rᵀ ρ‖`` could be as large as ``√θ_1 ‖ρ‖``, but ``ρ`` lies in the pending directions of the Krylov
 decomposition and is nearly orthogonal to the leading eigenvectors. With blocks of two vectors the
 residuals of all pairs lie in one plane: ``‖Rᵀ ρ‖`` of the three largest is computed and gives the
-factor for the others. Where these three are not in a plane, it is computed for every pair.
+factor for the others. Pairs that converged further, while the search looked for overlooked ones,
+have residuals of rounding. These lie in no plane, and far below the search's bounds of
+``‖ρ‖``. How far is computed for the three largest and for three of the first pairs, and three times
+the largest of the six ratios is taken for the others. Elsewhere ``‖Rᵀ ρ‖`` is computed for all.
 """
 
 from __future__ import annotations
@@ -31,6 +34,8 @@ BLOCK = 2
 MEMORY = 1 << 30  # bytes of memory for the stored products of one search
 # Three unit residuals whose smallest singular value exceeds this do not lie in one plane.
 STRAY = 0.4
+# Residuals of rounding are at most this share of their bounds.
+ROUNDING = 0.3
 # A unit vector is in the span of the multiplied vectors if its residual there is at most this.
 CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5}
 
@@ -151,9 +156,16 @@ def _residuals(root: LayerRoot, pairs: EigenPairs) -> tuple[Tensor, int]:
     worst = pairs.residuals.argsort(descending=True)[: BLOCK + 1].tolist()
     rho, sizes, pulled = residuals_of(worst)
     sizes = sizes.clamp_min(torch.finfo(root.dtype).tiny)
-    if len(worst) > BLOCK and float(torch.linalg.svdvals(rho / sizes)[-1]) > STRAY:
-        everything = list(range(len(pairs.values)))
-        return residuals_of(everything)[2] / roots, 2 * (len(worst) + len(everything))
-    residuals = pairs.residuals * (pulled / sizes).amax()
+    stretch = (pulled / sizes).amax()
+    if len(worst) < len(roots) and float(torch.linalg.svdvals(rho / sizes)[-1]) > STRAY:
+        first = [i for i in range(len(roots)) if i not in worst][: BLOCK + 1]
+        _, more, further = residuals_of(first)
+        worst, sizes, pulled = worst + first, torch.cat([sizes, more]), torch.cat([pulled, further])
+        bounds = pairs.residuals[worst]
+        if not bool((sizes <= ROUNDING * bounds).all()):
+            everything = list(range(len(pairs.values)))
+            return residuals_of(everything)[2] / roots, 2 * (len(worst) + len(everything))
+        stretch = 3 * (pulled / bounds).amax()
+    residuals = pairs.residuals * stretch
     residuals[worst] = pulled
     return residuals / roots, 2 * len(worst)
