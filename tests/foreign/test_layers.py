@@ -34,6 +34,7 @@ def data_of(name: str) -> list[tuple[dict[str, Tensor], Tensor]]:
 GENERAL: dict[str, set[str]] = {
     "GPT2ForSequenceClassification": set(),
     "LlamaForSequenceClassification": set(),
+    "GemmaForSequenceClassification": set(),
     "BertForSequenceClassification": set(),
     "ViTForImageClassification": set(),
     "ConvNextForImageClassification": set(),

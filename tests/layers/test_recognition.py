@@ -148,6 +148,37 @@ def test_tables_give_the_gradient() -> None:
         assert kind_of(other) is None
 
 
+class Scaled(nn.Embedding):
+    """As Gemma has it, with the factor in a buffer, or Bart, as a number."""
+
+    def __init__(self, *, buffer: bool, **settings: int) -> None:
+        super().__init__(6, 3, **settings)  # type: ignore[arg-type]
+        if buffer:
+            self.register_buffer("scale", torch.tensor(1.5), persistent=False)
+        else:
+            self.scale = 1.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.scale
+
+
+@pytest.mark.parametrize("buffer", [True, False])
+def test_scaled_tables_give_the_gradient(buffer: bool) -> None:
+    torch.manual_seed(0)
+    table = Scaled(buffer=buffer, padding_idx=0).double()
+    kind = kind_of(table)
+    assert isinstance(kind, LookupKind)
+    x = torch.tensor([[1, 2, 1], [5, 0, 2]])
+    y = table(x)
+    e = torch.randn_like(y)
+    indices, errors = kind.rows(x, 2), kind.errors(e, 2)
+    reached = kind.reaching(errors[:, None], indices)[:, 0]
+    ours = torch.zeros(6, 3).double().index_add_(0, indices.flatten(), reached.flatten(0, 1))
+    torch.testing.assert_close(ours, torch.autograd.grad(y, table.weight, e)[0])
+    assert kind_of(Scaled(buffer=buffer, scale_grad_by_freq=True)) is None
+    assert kind_of(Scaled(buffer=buffer, max_norm=1)) is None
+
+
 def test_matrices_of_other_classes() -> None:
     for module, name in ((Plain(), "Linear"), (Transposed(4, 5), "TransposedLinear")):
         module = module.double()
@@ -212,7 +243,7 @@ def test_a_table_and_a_scale_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> Non
     class Table(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.randn(5, 2))
+            self.weight, self.words = nn.Parameter(torch.randn(5, 2)), ["not plain"]
 
         def forward(self, x: Tensor) -> Tensor:
             return self.weight[x]

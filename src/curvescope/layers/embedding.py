@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import cast, final
 
+import torch
 from torch import Tensor, nn
 
 from curvescope.layers.kind import Kind, layer_kind
+from curvescope.layers.twin import close, twin
 
 
 class LookupKind(Kind):
@@ -63,3 +65,36 @@ class Embedding(LookupKind):
     def frozen_row(self) -> int | None:
         """See :class:`LookupKind`."""
         return self.module.padding_idx
+
+
+@final
+class ScaledEmbedding(LookupKind):
+    """``y[t] = s W[i[t]]`` with a constant ``s``, as language models scale their embeddings.
+
+    No class is registered: they are recognized by what they compute, see
+    :mod:`curvescope.layers.recognition`.
+    """
+
+    @torch.no_grad()
+    def factor(self, like: Tensor) -> Tensor:
+        """``s``, as the module multiplies by it."""
+        ones = twin(self.module, weight=torch.ones_like(self.weight))
+        row = torch.zeros(1, 1, dtype=torch.int64, device=self.weight.device)
+        y = ones.forward(row)
+        assert isinstance(y, Tensor)
+        return y[0, 0, 0].to(like)
+
+    def errors(self, e: Tensor, samples: int) -> Tensor:
+        """See :class:`Kind`: errors of the rows themselves."""
+        return super().errors(e * self.factor(e), samples)
+
+    def frozen_row(self) -> int | None:
+        """See :class:`LookupKind`."""
+        return getattr(self.module, "padding_idx", None)
+
+    @torch.no_grad()
+    def agrees(self, x: Tensor, y: Tensor) -> bool:
+        """See :class:`Kind`."""
+        if x.is_floating_point():
+            return False
+        return close(self.factor(y) * self.weight[x], y)

@@ -3,8 +3,9 @@
 Many modules multiply by a matrix or a scale without being one of torch's: GPT-2's ``Conv1D``, the
 RMS norms of Llama and its relatives, layer norms with the channels second. A module that has a
 ``weight``, perhaps a ``bias`` and else nothing but numbers and words is tried out: with random
-parameters its output must be ``x W + b``, ``x Wᵀ + b`` or ``w ⊙ x̂(x) + b``. Names say nothing. What
-it computes is compared once more on the data, see :func:`curvescope.record.samples.check_samples`.
+parameters its output must be ``x W + b``, ``x Wᵀ + b``, ``w ⊙ x̂(x) + b`` or ``s W[i]``. Names say
+nothing. What it computes is compared once more on the data, see
+:func:`curvescope.record.samples.check_samples`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Hashable, Iterator
 import torch
 from torch import Tensor, nn
 
+from curvescope.layers.embedding import LookupKind, ScaledEmbedding
 from curvescope.layers.kind import Kind, LayerKind, registered_kind
 from curvescope.layers.linear import Linear, TransposedLinear
 from curvescope.layers.scale import ChannelScale, Scale
@@ -65,7 +67,9 @@ def recognized(module: nn.Module) -> type[Kind] | None:
     'TransposedLinear'
     """
     parameters = {name for name, p in module._parameters.items() if p is not None}
-    if not {"weight"} <= parameters <= {"weight", "bias"} or module._modules or module._buffers:
+    if not {"weight"} <= parameters <= {"weight", "bias"} or module._modules:
+        return None
+    if getattr(module, "scale_grad_by_freq", False):  # its derivative is not that of its output
         return None
     weight = module._parameters["weight"]
     assert weight is not None
@@ -83,9 +87,12 @@ def _made_of(module: nn.Module, weight: Tensor) -> Hashable | None:
     settings = {name: value for name, value in module.__dict__.items() if name not in internal}
     if not all(_plain(value) for value in settings.values()):
         return None
+    if any(b is not None and b.numel() != 1 for b in module._buffers.values()):
+        return None  # larger state may move
+    numbers = tuple((name, None if b is None else float(b)) for name, b in module._buffers.items())
     has_bias = isinstance(module._parameters.get("bias"), Tensor)
-    forward = type(module).forward
-    return type(module), forward, tuple(weight.shape), has_bias, tuple(sorted(settings.items()))
+    made_of = (type(module), type(module).forward, tuple(weight.shape), has_bias)
+    return *made_of, numbers, tuple(sorted(settings.items()))
 
 
 def _plain(value: object) -> bool:
@@ -108,7 +115,10 @@ def _tried(module: nn.Module, weight: Tensor) -> type[Kind] | None:
             parts: dict[str, Tensor | None] = {"weight": draw(*weight.shape)}
             if has_bias:
                 parts["bias"] = draw(outputs)
-            if _says(kind, twin(module, **parts), draw(*shape)):
+            x = draw(*shape)
+            if issubclass(kind, LookupKind):
+                x = (x.abs() * len(weight)).long() % len(weight)
+            if _says(kind, twin(module, **parts), x):
                 return kind
     return None
 
@@ -119,6 +129,7 @@ def _candidates(weight: Tensor) -> Iterator[tuple[type[Kind], tuple[int, ...], i
         rows, columns = weight.shape
         yield Linear, (2, 3, columns), rows
         yield TransposedLinear, (2, 3, rows), columns
+        yield ScaledEmbedding, (2, 3), columns
     if weight.ndim == 1:
         m = len(weight)
         yield Scale, (2, 3, m), m

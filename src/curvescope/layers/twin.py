@@ -23,7 +23,10 @@ def twin(module: nn.Module, **parameters: Tensor | None) -> nn.Module:
         name: None if p is None else nn.Parameter(p, requires_grad=False)
         for name, p in parameters.items()
     }
-    other.__dict__.update(_parameters={**module._parameters, **fresh}, training=False)
+    buffers = {name: None if b is None else b.clone() for name, b in module._buffers.items()}
+    other.__dict__.update(
+        _parameters={**module._parameters, **fresh}, _buffers=buffers, training=False
+    )
     return other
 
 
