@@ -38,7 +38,7 @@ def run(run: Run) -> Result:
     cells: Cells = {}
     values: dict[str, float | Value] = {}
     for size in sizes:
-        best = chosen(run, "vgg", per_class=size)
+        best = chosen(run, "vgg", per_class=size, epochs=epochs[-1])
         values |= best.values(f"{size} per class: ")
         for epoch, model in _history(run, best, size, epochs).items():
             cell = partial(_cell, model, best.data, run.generator(30))

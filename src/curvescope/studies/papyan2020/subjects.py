@@ -60,14 +60,17 @@ class Chosen:
 
 def chosen(
     run: Run, key: str, *, data: str | None = None, per_class: int | None = None,
-    classes: int | None = None,
+    epochs: int | None = None, classes: int | None = None,
 ) -> Chosen:  # fmt: skip
     """A network trained at every rate of the scale's ``rates``; the best by its test error.
 
-    ``rates`` is a list, or how many rates there are between 0.25 and 0.0001. ``data`` and
-    ``per_class`` take other images than the description, ``classes`` those of the first classes.
+    ``rates`` is a list, or how many rates there are between 0.25 and 0.0001. ``data``,
+    ``per_class`` and ``epochs`` replace those of the description; ``classes`` takes the images of
+    the first classes.
     """
     of = on(run.describe(key), data=data, per_class=per_class)
+    if epochs is not None:
+        of = replace(of, recipe=replace(of.recipe, epochs=epochs))
     assert of.held_out is not None, "a sweep needs images to choose by"
     train, test = (
         _first(images.load(root=run.root, seed=run.seed, device=run.device), classes)
