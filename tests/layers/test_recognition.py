@@ -215,6 +215,20 @@ def test_a_trial_leaves_everything_as_it_was() -> None:
     assert kind_of(module) is None
 
 
+def test_large_weights_are_tried_out_in_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    from curvescope.layers import recognition
+
+    monkeypatch.setattr(recognition, "_LARGE", 8)
+    monkeypatch.setattr(recognition, "_cache", {})
+    for module, name in (
+        (Plain(), "Linear"), (Transposed(5, 5), "TransposedLinear"),
+        (Scaled(buffer=True), "ScaledEmbedding"),
+    ):  # fmt: skip
+        kind = recognized(module)
+        assert kind is not None
+        assert kind.__name__ == name
+
+
 def test_settings_decide() -> None:
     """Two modules of one class that compute different things."""
 

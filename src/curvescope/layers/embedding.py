@@ -78,7 +78,7 @@ class ScaledEmbedding(LookupKind):
     @torch.no_grad()
     def factor(self, like: Tensor) -> Tensor:
         """``s``, as the module multiplies by it."""
-        ones = twin(self.module, weight=torch.ones_like(self.weight))
+        ones = twin(self.module, weight=self.weight.new_ones(1, 1).expand(self.weight.shape))
         row = torch.zeros(1, 1, dtype=torch.int64, device=self.weight.device)
         y = ones.forward(row)
         assert isinstance(y, Tensor)

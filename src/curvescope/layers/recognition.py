@@ -25,6 +25,7 @@ _MISTAKES = (
     RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError,
     ArithmeticError,
 )  # fmt: skip
+_LARGE = 1 << 24  # entries of a weight; larger ones are tried out with equal columns, in float32
 _PLAIN = (bool, int, float, str, type(None), torch.dtype)
 _cache: dict[Hashable, type[Kind] | None] = {}  # modules made of the same compute the same
 
@@ -105,14 +106,20 @@ def _tried(module: nn.Module, weight: Tensor) -> type[Kind] | None:
     if not weight.is_floating_point():
         return None
     numbers = torch.Generator().manual_seed(0)
+    large = weight.numel() > _LARGE
+    dtype = torch.float32 if large else torch.float64
 
     def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=numbers, dtype=torch.float64)
+        return torch.randn(*shape, generator=numbers, dtype=dtype)
+
+    def draw_weight() -> Tensor:
+        first, *rest = weight.shape
+        return draw(first, *(1 for _ in rest)).expand(weight.shape) if large else draw(first, *rest)
 
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         has_bias = isinstance(module._parameters.get("bias"), Tensor)
         for kind, shape, outputs in _candidates(weight):
-            parts: dict[str, Tensor | None] = {"weight": draw(*weight.shape)}
+            parts: dict[str, Tensor | None] = {"weight": draw_weight()}
             if has_bias:
                 parts["bias"] = draw(outputs)
             x = draw(*shape)
@@ -127,9 +134,9 @@ def _candidates(weight: Tensor) -> Iterator[tuple[type[Kind], tuple[int, ...], i
     """Kinds that fit the shape of a weight, the shape of an input, and the length of a bias."""
     if weight.ndim == 2:
         rows, columns = weight.shape
+        yield ScaledEmbedding, (2, 3), columns
         yield Linear, (2, 3, columns), rows
         yield TransposedLinear, (2, 3, rows), columns
-        yield ScaledEmbedding, (2, 3), columns
     if weight.ndim == 1:
         m = len(weight)
         yield Scale, (2, 3, m), m
