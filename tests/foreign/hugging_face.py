@@ -57,7 +57,7 @@ SIZES: dict[str, dict[str, Any]] = {
     ),
     # mixtures of experts
     "Mixtral": _GROUPED | dict(num_local_experts=3, num_experts_per_tok=2),
-    "Qwen3Moe": _GEMMA | dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=6),
+    "Qwen3Moe": _GEMMA | dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=8),
     "DeepseekV3": _TEXT | dict(
         num_hidden_layers=2, n_routed_experts=4, num_experts_per_tok=2, n_group=2, topk_group=1,
         moe_intermediate_size=6, kv_lora_rank=4, q_lora_rank=4, qk_rope_head_dim=4, v_head_dim=4,
