@@ -9,32 +9,24 @@ What makes it safe. In the forward pass autograd's own ``requires_grad`` must ag
 a tensor that requires grad but that we never saw made (a custom autograd function, say) stops the
 recording, and a tensor that we saw but that does not require grad (``detach``, ``no_grad``) is a
 constant, as it is for autograd. The caller then uses the universal engine.
-
-An operation that writes to memory which other tensors look at, a row of a buffer for example,
-changes all of them. From then on the memory itself has a slot, one row of all its numbers: a write
-makes a new one, and a tensor in it gets a new slot from it where it is used next, see
-:mod:`rules.memory`.
 """
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import get_gradient_edge
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from curvescope.errors import ModelError
 from curvescope.record.apart import APART
 from curvescope.record.memory import address
-from curvescope.record.multiply import FASTER, by_onednn
+from curvescope.record.operations import facts, functional_form, is_view, run
 from curvescope.record.rules import RULES, Call, Untraceable, flatten, linear_step
-from curvescope.record.rules.memory import Place, read, write
 from curvescope.record.rules.user_function import user_function
+from curvescope.record.slots import SlotKeeper, Slots
 from curvescope.record.tape import Step
 
 aten = torch.ops.aten
@@ -46,42 +38,15 @@ _ALIASES = {aten.detach.default, aten.alias.default}
 _INPLACE = {aten.relu_.default: aten.relu.default, aten.add_.Tensor: aten.add.Tensor}
 
 
-@dataclass
-class _Written:
-    """A memory that was written to where several tensors look at it."""
-
-    owner: Tensor  # one of them, so that the memory is not given to others
-    slot: int | None  # of all its numbers; None while all of them are constants
-    version: int = 0  # how often it was written to
-
-
-class Recorder(TorchDispatchMode):
+class Recorder(SlotKeeper):
     """Context in which operations on recorded tensors are noted; ``drain`` makes steps of them."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._calls: list[tuple[Call, tuple[int | None, ...], tuple[int | None, ...]]] = []
-        self.sizes: list[int] = []  # elements of each slot
-        self.forward_slots: int | None = None  # set when the backward pass begins
-        self._slots: dict[int, tuple[int, Any]] = {}  # id -> (slot, the tensor, kept alive)
-        self._origins: list[Tensor] = []  # the tensor that each slot was made for
+        super().__init__()
+        self._calls: list[tuple[Call, Slots, Slots]] = []
         self._foreign: set[int] = set()  # slots of by-products whose tangents autograd may not know
         self._claimed: dict[int, Any] = {}  # slot -> the operator of torch.library that made it
-        self._memory: dict[int, set[int]] = {}  # address -> ids of the tensors with a slot in it
-        self._readers: dict[int, list[Call]] = {}  # address -> calls whose rules may look there
-        self._written: dict[int, _Written] = {}  # by address
-        self._versions: dict[int, int] = {}  # id -> the version of its memory that its slot is of
-        self._constants: list[Tensor] = []  # kept alive, so that no other tensor gets their ids
-        self._second_order = True
         self._nested = False
-
-    def add(self, tensor: Tensor) -> int:
-        """Give a tensor a new slot."""
-        slot = len(self.sizes)
-        self.sizes.append(tensor.numel())
-        self._origins.append(tensor)
-        self._bind(tensor, slot)
-        return slot
 
     def slot(self, tensor: Tensor) -> int | None:
         """The slot of a tensor, or None for a constant."""
@@ -122,22 +87,6 @@ class Recorder(TorchDispatchMode):
         self._calls = []
         self._readers.clear()
         return steps
-
-    def forget(self) -> None:
-        """Let go of all tensors; the steps keep what they need."""
-        self._slots.clear()
-        self._origins.clear()
-        self._memory.clear()
-        self._written.clear()
-        self._constants.clear()
-
-    def _bind(self, tensor: Tensor, slot: int) -> None:
-        self._slots[id(tensor)] = (slot, tensor)
-        where = address(tensor)
-        if where is not None:
-            self._memory.setdefault(where, set()).add(id(tensor))
-            if where in self._written:
-                self._versions[id(tensor)] = self._written[where].version
 
     def _varies(self, tensor: Any) -> bool:
         """Whether this argument depends on the parameters, as autograd sees it."""
@@ -185,7 +134,7 @@ class Recorder(TorchDispatchMode):
             out = func(*args, **kwargs)
             self._alias(args[0], out)
             return out
-        random, mutable = _facts(func)
+        random, mutable = facts(func)
         if random:
             remedy = "switch the noise off in eval mode"
             raise ModelError("Problem", _RANDOM.format(func), remedy=remedy)
@@ -194,7 +143,7 @@ class Recorder(TorchDispatchMode):
         if mutable:
             self._save_numbers([*args[:1], *flatten((), kwargs)])
         if not active:
-            out = _run(func, args, kwargs)
+            out = run(func, args, kwargs)
             if mutable:
                 self._overwritten(out)
             return out
@@ -211,7 +160,7 @@ class Recorder(TorchDispatchMode):
             return self._apart(func, args, kwargs, leaves, active)
         if mutable:
             return self._inplace(func, args, kwargs, active)
-        out = _run(func, args, kwargs)
+        out = run(func, args, kwargs)
         self._record(func, args, kwargs, out, active, leaves)
         return out
 
@@ -240,7 +189,7 @@ class Recorder(TorchDispatchMode):
             out = func(*args, **kwargs)
             functional = _INPLACE[func]
         else:
-            functional = _functional_form(func)
+            functional = functional_form(func)
             new = functional(*args, **kwargs)
             copied = (target.clone(), *args[1:])  # the rule needs the numbers from before
             args = tuple(copied)
@@ -257,7 +206,7 @@ class Recorder(TorchDispatchMode):
 
         Rules look at shapes later: what was recorded so far goes on with the old one.
         """
-        functional, target = _functional_form(func), args[0]
+        functional, target = functional_form(func), args[0]
         before = target.view(target.shape)
         for call, *_ in self._calls:
             call.replace(target, before)
@@ -280,12 +229,10 @@ class Recorder(TorchDispatchMode):
             self._foreign.update(t for t in targets if t is not None)
         self._take(call, sources, targets)
 
-    def _take(
-        self, call: Call, sources: tuple[int | None, ...], targets: tuple[int | None, ...]
-    ) -> None:
+    def _take(self, call: Call, sources: Slots, targets: Slots) -> None:
         """What is done with an operation that was seen: noted here, until :meth:`drain`."""
         self._calls.append((call, sources, targets))
-        if not _is_view(call.op):
+        if not is_view(call.op):
             for leaf in call.leaves:
                 where = address(leaf) if isinstance(leaf, Tensor) else None
                 if where is not None:
@@ -310,114 +257,3 @@ class Recorder(TorchDispatchMode):
         call = Call(user_function, (node, tensor.output_nr), {}, None, list(range(len(edges))))
         sources = tuple(slots[edge] for edge in edges)
         self._take(call, sources, (self.add(tensor),))
-
-    # Memory that several tensors look at ---------------------------------------------------------
-
-    def _shared(self, target: Tensor) -> _Written | None:
-        """The memory of a tensor about to be written to; None if the tensor has it for itself."""
-        where = address(target)
-        if where is None or where in self._written:
-            return None if where is None else self._written[where]
-        inside = self._memory.get(where, set())
-        if not target._is_view() and not inside - {id(target)}:
-            return None
-        memory = self._written[where] = _Written(target, None)
-        written: set[int] = set()
-        for slot, tensor in sorted((self._slots[i] for i in inside), key=lambda entry: entry[0]):
-            if tensor.element_size() != target.element_size():
-                raise Untraceable("an in-place operation on memory that is read in two dtypes")
-            if slot not in written and self._varies(tensor):
-                self._write(memory, tensor)
-                written.add(slot)
-        self._versions.update(dict.fromkeys(inside, 0))
-        return memory
-
-    def _save_numbers(self, leaves: list[Any]) -> None:
-        """Copies for the calls that refer to memory which may be written to now.
-
-        Their rules are made later. Autograd allows such a write where it has saved the result
-        instead, and in a backward pass nobody watches.
-        """
-        for leaf in leaves:
-            where = address(leaf) if isinstance(leaf, Tensor) else None
-            calls = self._readers.pop(where, ()) if where is not None else ()
-            copies: dict[int, Tensor] = {}
-            for call in calls:
-                for old in call.leaves:
-                    if isinstance(old, Tensor) and address(old) == where:
-                        call.replace(old, copies.setdefault(id(old), old.clone()))
-
-    def _write(self, memory: _Written, tensor: Tensor) -> None:
-        """Note that a part of a memory has the numbers of a tensor."""
-        place = Place.of(tensor)
-        sources = (memory.slot, self._slots[id(tensor)][0])
-        memory.slot = self._row(place.room, memory.owner)
-        self._take(Call(write, (place,), {}, None, [0, 1]), sources, (memory.slot,))
-
-    def _row(self, room: int, owner: Tensor) -> int:
-        """A slot for all numbers of a memory."""
-        self.sizes.append(room)
-        self._origins.append(owner)
-        return len(self.sizes) - 1
-
-    def _look_again(self, leaves: list[Any]) -> None:
-        """New slots for arguments whose memory was written to after they got theirs."""
-        for leaf in leaves:
-            where = address(leaf) if isinstance(leaf, Tensor) else None
-            memory = None if where is None else self._written.get(where)
-            if memory is None or memory.slot is None:
-                continue
-            if self._versions.get(id(leaf)) == memory.version:
-                continue
-            if not self._second_order and memory.slot < (self.forward_slots or 0):
-                continue  # the forward pass counts as constant
-            call = Call(read, (Place.of(leaf),), {}, None, [0])
-            source, slot = memory.slot, self._row(leaf.numel(), memory.owner)
-            self._bind(leaf, slot)
-            self._take(call, (source,), (slot,))
-
-    def _overwritten(self, out: Any) -> None:
-        """A tensor that autograd takes for a constant, and that is written to, is one from then on.
-
-        What shares its memory keeps the derivative that autograd gives it.
-        """
-        if isinstance(out, Tensor) and id(out) in self._slots:
-            self._constants.append(self._slots.pop(id(out))[1])
-            self._memory.get(address(out) or 0, set()).discard(id(out))
-
-
-def _run(func: Any, args: Any, kwargs: Any) -> Any:
-    """The operation by the library that is faster at it."""
-    faster = None if kwargs else FASTER.get(func)
-    if faster is None or not by_onednn(*args[-2:]):
-        return func(*args, **kwargs)
-    return faster(*args)
-
-
-@functools.cache
-def _facts(func: Any) -> tuple[bool, bool]:
-    """Whether an operation draws random numbers, and whether it writes to its arguments."""
-    return torch.Tag.nondeterministic_seeded in func.tags, func._schema.is_mutable
-
-
-@functools.cache
-def _is_view(func: Any) -> bool:
-    """Whether a result looks at the memory of an argument: then no rule needs its numbers."""
-    arguments = getattr(getattr(func, "_schema", None), "arguments", ())
-    return any(a.alias_info is not None and not a.alias_info.is_write for a in arguments)
-
-
-@functools.cache
-def _functional_form(func: Any) -> Any:
-    """The operation that returns what an in-place one writes: its name and types of arguments."""
-    name = func._schema.name.removeprefix("aten::")
-    packet = getattr(aten, name.removesuffix("_"), None) if name.endswith("_") else None
-    for overload in () if packet is None else packet.overloads():
-        functional = getattr(packet, overload)
-        if _signature(functional) == _signature(func):
-            return functional
-    raise Untraceable(f"the operation {func} writes to its arguments")
-
-
-def _signature(func: Any) -> list[tuple[str, str]]:
-    return [(argument.name, str(argument.type)) for argument in func._schema.arguments]
