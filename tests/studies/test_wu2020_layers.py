@@ -21,18 +21,6 @@ from curvescope.studies.wu2020.layers import layer_study
 from curvescope.studies.wu2020.overlap_deep import kind, networks
 
 WORK = Path(mkdtemp(prefix="curvescope-"))
-MINE = {
-    *(
-        "autocorrelation",
-        "autocorrelation-further",
-        "batch-norm",
-        "eigenvectors",
-        "full-hessian",
-        "full-hessian-depth",
-    ),
-    *("hyperparameters", "output-spaces", "output-spaces-further", "overlap-cifar"),
-    *("overlap-deep", "overlap-mnist", "trajectory", "weight-decay"),
-}
 
 
 def run_of(name: str) -> Run:
@@ -202,7 +190,8 @@ def test_the_first_layer_needs_no_training() -> None:
 
 
 def test_batch_norm_takes_the_mean_away_and_pooling_brings_it_back() -> None:
-    before, after = (group("batch-norm", key) for key in ("lenet5-bn", "lenet5-bn-late"))
+    before = group("batch-norm", "lenet5-bn")
+    after = group("batch-norm-order", "lenet5-bn-late")
     names = [name for name, _ in after.models[0].named_children()]
     assert names.index("maxpool1") < names.index("bn-conv1") < names.index("conv2")
     means = [
@@ -211,24 +200,26 @@ def test_batch_norm_takes_the_mean_away_and_pooling_brings_it_back() -> None:
     ]
     assert means[1] < 0.5 * means[0]
     early, late = (
-        value("batch-norm", f"‖E[x]E[x]ᵀ‖/‖Σ‖, {title}, fc1")
-        for title in ("LeNet5-BN, CIFAR10", "LeNet5-BN, norms after pooling")
+        value(study, f"‖E[x]E[x]ᵀ‖/‖Σ‖, LeNet5-BN, {title}, fc1")
+        for study, title in (("batch-norm", "CIFAR10"), ("batch-norm-order", "norms after pooling"))
     )
     assert late < early
 
 
 def test_the_row_with_batch_norm_against_its_inputs() -> None:
-    normal = group("batch-norm", "f200-bn")
+    normal = group("batch-norm-further", "f200-bn")
     found = [
         moments(inputs_of(model, layer, normal.few.X))[:2]
         for model in normal.models
         for layer in ("fc2", "fc3")
     ]
     alignment, ratio = np.mean(found, 0)
-    ours = value("batch-norm", "(v₁·Ê[x])², F-200²-BN, MNIST, fc")
+    ours = value("batch-norm-further", "(v₁·Ê[x])², F-200²-BN, MNIST, fc")
     assert ours == pytest.approx(alignment, abs=1e-4)
-    assert value("batch-norm", "λ₁/λ₂, F-200²-BN, MNIST, fc") == pytest.approx(ratio, rel=1e-3)
-    largest = value("batch-norm", "largest (v₁·Ê[x])², F-200²-BN, MNIST, fc")
+    assert value("batch-norm-further", "λ₁/λ₂, F-200²-BN, MNIST, fc") == pytest.approx(
+        ratio, rel=1e-3
+    )
+    largest = value("batch-norm-further", "largest (v₁·Ê[x])², F-200²-BN, MNIST, fc")
     assert largest == pytest.approx(max(row[0] for row in found), abs=1e-4)
 
 
@@ -317,8 +308,8 @@ def test_the_largest_eigenvalue_of_a_deep_network_by_power_iteration() -> None:
 
 def test_printed_means_lie_in_their_printed_ranges() -> None:
     counted = 0
-    for name in MINE:
-        for criterion in run_of(name).study.criteria:
+    for study in catalog.find("wu2020"):
+        for criterion in study.criteria:
             low, high = criterion.bounds
             if criterion.kind == "number" and low is not None and high is not None:
                 assert criterion.paper is not None

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+from torch import Tensor
 
-from curvescope.figures.model import Curve, Panel, Picture
+from curvescope.figures.model import Panel, Picture
+from curvescope.studies.pictures import curves
 from curvescope.studies.run import Result, Run, Value
 from curvescope.studies.wu2020 import autocorrelation, panels
 from curvescope.studies.wu2020.layers import LayerStudy, layer_studies, peak, summary
 
-LATE = "norms after pooling"
+SHOWN = 40
+"""Eigenvalues that are drawn."""
 
 
 def run(run: Run) -> Result:
-    """Study LeNet5-BN with its norms before and after the pooling, and inputs of other networks."""
+    """Look at the inputs of each network, and study all layers of one kind."""
     values: dict[str, float | Value] = {}
     numbers = {}
     for key, title in run["networks"].items():
@@ -31,24 +34,20 @@ def run(run: Run) -> Result:
         if key in run["by_layer"]:
             values |= autocorrelation.by_layer(inputs, title)
         numbers[title] = {layer: found["structure"].tolist() for layer, found in inputs.items()}
-    pictures = []
-    for key, words in (("lenet5-bn", ""), ("lenet5-bn-late", f", {LATE}")):
-        studies = layer_studies(run, run.networks(key), run["pairs"])
-        for layer, study in studies.items():
-            if layer == "conv1":
-                values[f"conv1{words}: dimension of the largest overlap, m = {study.m}"] = peak(
-                    study
-                )
-            else:
-                values[f"{layer}{words}: largest overlap over the last"] = prominence(study)
-        fc1 = studies["fc1"]
-        on_mean = (fc1["true input"][0, : fc1.m] > 0.5).double().mean()
-        values[f"fc1{words}: share of h_i with Corr(v₁, h_i) above ½, i ≤ m"] = float(on_mean)
-        top = fc1["overlap"][:, 8].mean()
-        values[f"fc1{words}: overlap of true and Kronecker top 9"] = float(top)
-        numbers |= {f"layers{words}": summary(studies)}
-        pictures += _pictures(studies, words)
-    return Result(values, tuple(pictures), numbers)
+    if not run.get("studied"):
+        return Result(values, (_spectra(run),), numbers)
+    studies = layer_studies(run, run.networks(run["studied"]), run["pairs"])
+    for layer, study in studies.items():
+        if layer == "conv1":
+            values[f"conv1: dimension of the largest overlap, m = {study.m}"] = peak(study)
+        else:
+            values[f"{layer}: largest overlap over the last"] = prominence(study)
+    fc1 = studies["fc1"]
+    on_mean = (fc1["true input"][0, : fc1.m] > 0.5).double().mean()
+    values["fc1: share of h_i with Corr(v₁, h_i) above ½, i ≤ m"] = float(on_mean)
+    values["fc1: overlap of true and Kronecker top 9"] = float(fc1["overlap"][:, 8].mean())
+    numbers["layers"] = summary(studies)
+    return Result(values, _pictures(studies), numbers)
 
 
 def prominence(study: LayerStudy) -> Value:
@@ -59,28 +58,39 @@ def prominence(study: LayerStudy) -> Value:
     return Value(float(mean.max() / mean[-1]), note)
 
 
-def _pictures(studies: Mapping[str, LayerStudy], words: str) -> list[Picture]:
-    late = "-late" if words else ""
+def _pictures(studies: Mapping[str, LayerStudy]) -> tuple[Picture, ...]:
     overlaps = tuple(panels.between_models(study, name) for name, study in studies.items())
     fc1 = studies["fc1"]
-    spectrum = Panel(
-        title="fc1: eigenvalues of E[xxᵀ]", xlabel="index", ylabel="over the largest",
-        curves=(Curve.of("", None, panels.over_first(fc1["inputs"].mean(0))[:40], kind="points"),),
-    )  # fmt: skip
     heat = panels.correspondences("fc1", fc1.parts)
-    where = LATE if words else "norms before pooling"
-    return [
+    spectrum = _eigenvalues("fc1", {"": fc1["inputs"].mean(0)[:SHOWN]})
+    return (
         Picture(
-            f"overlap{late}",
-            f"Overlap between LeNet5-BN, {where} (Wu et al. 2020, fig. 28).",
+            "overlap",
+            "Overlap between networks with batch norm (Wu et al. 2020, fig. 28).",
             overlaps,
             columns=3,
         ),
         Picture(
-            f"inputs{late}",
-            f"fc1 of LeNet5-BN, {where}: E[xxᵀ], the approximation, and the eigenvectors on its "
-            "first (Wu et al. 2020, fig. 27, 29).",
+            "inputs",
+            "fc1 with batch norm: E[xxᵀ], the approximation, and the eigenvectors on the first of "
+            "E[xxᵀ] (Wu et al. 2020, fig. 27, 29).",
             (spectrum, *panels.comparison(fc1, "fc1"), heat[0], heat[2]),
             columns=3,
         ),
-    ]
+    )
+
+
+def _spectra(run: Run) -> Picture:
+    shown = {}
+    for key, title in run["networks"].items():
+        found = autocorrelation.inputs(run, run.networks(key))
+        shown[title] = list(found.values())[1]["eigenvalues"].mean(0)
+    panel = _eigenvalues("inputs of the second layer", shown)
+    caption = "With batch norm no eigenvalue of E[xxᵀ] stands out (Wu et al. 2020, table 8)."
+    return Picture("spectra", caption, (panel,), columns=1)
+
+
+def _eigenvalues(title: str, shown: Mapping[str, Tensor]) -> Panel:
+    ratios = {name: panels.over_first(values) for name, values in shown.items()}
+    label = "eigenvalue of E[xxᵀ] over the largest"
+    return curves(title, "index", label, ratios, kind="points")
