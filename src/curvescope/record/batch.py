@@ -24,7 +24,7 @@ from curvescope.problem.problem import Problem
 from curvescope.record.memory import held
 from curvescope.record.outputs import Mix
 from curvescope.record.recorder import Recorder
-from curvescope.record.recurrent.calls import TakenApart
+from curvescope.record.replaced import replaced
 from curvescope.record.rules import Cache, Untraceable
 from curvescope.record.tape import Program, Step, cut
 
@@ -101,7 +101,7 @@ class TapeBatch(LinearizedBatch):
         self._recorder = Recorder()
         self._variables = problem.variables()
         self._params = {name: self._recorder.add(p) for name, p in self._variables.items()}
-        with problem.evaluation(), watching(TakenApart()), watching(self._recorder):
+        with problem.evaluation(), replaced(), watching(self._recorder):
             self._z = problem.output(self._variables, batch)
         output = self._recorder.slot(self._z)
         if output is None:
@@ -133,7 +133,7 @@ class TapeBatch(LinearizedBatch):
         recorder.begin_backward(second_order=second_order)
         self._cotangent = recorder.add(u)
         # A checkpoint runs its forward pass again, and must find the model in the same mode.
-        with self._problem.evaluation(), watching(TakenApart()), watching(recorder):
+        with self._problem.evaluation(), replaced(), watching(recorder):
             gradients = self._pull(u)
         for name, g in gradients.items():
             slot = recorder.slot(g)

@@ -23,7 +23,7 @@ from curvescope.problem.problem import Problem
 from curvescope.record.memory import address
 from curvescope.record.outputs import Mix
 from curvescope.record.recorder import Recorder
-from curvescope.record.recurrent.calls import TakenApart
+from curvescope.record.replaced import replaced
 from curvescope.record.rules import Call, Untraceable, linear_step
 
 
@@ -141,7 +141,7 @@ class LiveBatch:
         for name, p in self._variables.items():
             inside = name in space.shapes
             self._pusher.seed(p, row[space.slice(name)].view(p.shape) if inside else None)
-        with problem.evaluation(), watching(TakenApart()), watching(self._pusher):
+        with problem.evaluation(), replaced(), watching(self._pusher):
             self._z = problem.output(self._variables, batch)
         if self._pusher.slot(self._z) is None:
             raise Untraceable("the output was not made by recorded operations")
@@ -175,7 +175,7 @@ class LiveBatch:
         del self._z
         try:
             # A checkpoint runs its forward pass again, and must find the model in the same mode.
-            with self._problem.evaluation():
+            with self._problem.evaluation(), replaced():
                 pieces = torch.autograd.grad(z, list(inputs.values()), u, allow_unused=True)
         except torch.OutOfMemoryError:
             raise

@@ -16,6 +16,7 @@ differentiation of the operation itself, so that the list below is about speed, 
 from curvescope.record.constant import Cache
 from curvescope.record.rules import (
     activations,
+    attention,
     convolution,
     memory,
     pointwise,
@@ -39,7 +40,7 @@ from curvescope.record.rules.step import (
 )
 
 __all__ = [
-    "RULES", "Cache", "Call", "LinearStep", "Outputs", "Untraceable", "activations",
-    "convolution", "flatten", "lift", "linear_step", "make_step", "memory", "pointwise",
-    "products", "recurrent", "rule", "shapes", "total", "user_function",
+    "RULES", "Cache", "Call", "LinearStep", "Outputs", "Untraceable", "activations", "attention",
+    "convolution", "flatten", "lift", "linear_step", "make_step", "memory", "pointwise", "products",
+    "recurrent", "rule", "shapes", "total", "user_function",
 ]  # fmt: skip
