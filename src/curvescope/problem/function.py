@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from curvescope import _checks, _state
 from curvescope.errors import CurvescopeError, ModelError
-from curvescope.problem.attention import AttentionNotice
 from curvescope.problem.batches import Batch
 from curvescope.problem.calling import (
     MISTAKES,
@@ -43,7 +42,6 @@ class ModelFunction:
             # Where a forward pass may write to buffers.
             self._statistics = [m for m in model.modules() if mode == "train" and m._buffers]
         self._samples_apart: bool | None = None
-        self._ran = False  # whether the model has run once
 
     @contextmanager
     def evaluation(self, variables: Container[str] | None = None) -> Iterator[None]:
@@ -56,12 +54,10 @@ class ModelFunction:
         check_mode("Problem", self.device)
         variables = self.params.shapes if variables is None else variables
         mode: _state.Mode = "norms train" if self.mode == "train" else "eval"
-        notice = nullcontext() if self._ran else _state.watching(AttentionNotice())
         with (
             _state.exclusive(self.model),
             _state.held(self.model, mode),
             _state.differentiable(),
-            notice,
             differentiated(self._parameters, variables, self._statistics),
         ):
             yield
@@ -103,7 +99,6 @@ class ModelFunction:
             raise
         except MISTAKES as error:
             raise model_error(error, batch, self.dtype) from error
-        self._ran = True
         return z
 
     def _repeats(self, batch: Batch) -> bool:

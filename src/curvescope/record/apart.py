@@ -39,28 +39,12 @@ def _normalize_backward(g: Tensor, xhat: Tensor, rstd: Tensor, dims: Sequence[in
     return rstd * (g - _mean(g, dims) - xhat * _mean(g * xhat, dims))
 
 
-# Layer and root-mean-square norm: over the last dimensions --------------------------------------
+# Root-mean-square norm: over the last dimensions ------------------------------------------------
 
 
 def _last(x: Tensor, shape: Sequence[int]) -> tuple[list[int], list[int]]:
     split = x.ndim - len(shape)
     return list(range(split, x.ndim)), list(range(split))
-
-
-def layer_norm(x: Tensor, shape: Any, w: Maybe, b: Maybe, eps: float) -> Triple:
-    y, mean, rstd = _normalize(x, _last(x, shape)[0], eps)
-    y = y if w is None else y * w
-    return (y if b is None else y + b), mean, rstd
-
-
-def layer_norm_backward(
-    g: Tensor, x: Tensor, shape: Any, mean: Tensor, rstd: Tensor, w: Maybe, b: Maybe, mask: Any
-) -> Triple:
-    over, rest = _last(x, shape)
-    xhat = (x - mean) * rstd
-    gx = _normalize_backward(g if w is None else g * w, xhat, rstd, over) if mask[0] else None
-    gw = _sum(g * xhat, rest) if mask[1] else None
-    return gx, gw, (_sum(g, rest) if mask[2] else None)
 
 
 def rms_norm(x: Tensor, shape: Any, w: Maybe, eps: float | None) -> tuple[Tensor, Tensor]:
@@ -216,8 +200,6 @@ def log_softmax_backward(g: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> 
 
 
 APART: dict[Any, Callable[..., Any]] = {
-    aten.native_layer_norm.default: layer_norm,
-    aten.native_layer_norm_backward.default: layer_norm_backward,
     aten.native_batch_norm.default: batch_norm,
     aten.native_batch_norm_backward.default: batch_norm_backward,
     aten.cudnn_batch_norm.default: cudnn_batch_norm,

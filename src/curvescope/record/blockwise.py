@@ -112,7 +112,7 @@ class Attention:
                 by_group.masked_fill_(~mask, -torch.inf)
             else:
                 by_group.add_(mask)
-            return torch.ops.aten._safe_softmax(scores, -1)  # type: ignore[no-any-return]
+            return torch.ops.aten._safe_softmax(scores, -1)
         if self._causal:
             later = torch.arange(at.keys.stop, device=scores.device)
             here = torch.arange(at.rows.start, at.rows.stop, device=scores.device)
@@ -160,9 +160,7 @@ class Attention:
         dk, dv = (None if t is None else self._by_key(t, 1) for t in (tk, tv))
         return dq, dk, dv
 
-    def _change(
-        self, at: Piece, P: Tensor, dq: Tensor | None, dk: Tensor | None
-    ) -> Tensor | None:
+    def _change(self, at: Piece, P: Tensor, dq: Tensor | None, dk: Tensor | None) -> Tensor | None:
         """``Ṗ`` of a piece."""
         change = None
         if dq is not None:
@@ -224,8 +222,7 @@ class Attention:
         """In the shapes of the arguments, perhaps with columns first."""
         columns = gq.shape[: gq.ndim - 5]
         a, b, c = (
-            t.reshape(*columns, *shape)
-            for t, shape in zip((gq, gk, gv), self._shapes, strict=True)
+            t.reshape(*columns, *shape) for t, shape in zip((gq, gk, gv), self._shapes, strict=True)
         )
         return a, b, c
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from curvescope._state import Above, watching, without_gradients
 from curvescope.problem.batches import Batch
@@ -48,6 +49,13 @@ class Pusher(Recorder):
         """The tangent of a tensor, None where it is zero."""
         slot = self.slot(tensor)
         return None if slot is None else self._tangents.get(slot)
+
+    def take(self, tensor: Tensor) -> Tensor | None:
+        """:meth:`tangent`, no longer kept where the backward pass did not save the tensor."""
+        slot = self.slot(tensor)
+        if slot is None or self._bound[slot] > 1:
+            return self.tangent(tensor)
+        return self._tangents.pop(slot, None)
 
     def forget(self) -> None:
         """See :class:`Recorder`."""
@@ -150,10 +158,7 @@ class LiveBatch:
 
     def product(self, mix: Mix) -> dict[str, Tensor]:
         """``residual · E v + Jᵀ B J v`` by parameters; the graph is freed."""
-        u = None
-        t = self._pusher.tangent(self._z)
-        if mix.outputs and t is not None:
-            u = mix.middle(self._loss, self._index, t[None])[0]
+        u = self._middle(mix)
         if mix.residual == 0.0:
             self._pusher.forget()
             return {} if u is None else self._pull(u)
@@ -162,6 +167,7 @@ class LiveBatch:
         slope = self._loss.gradient()
         self._pusher.begin_backward(second_order=True)
         self._pusher.seed(slope, u)
+        del u
         with watching(self._pusher):
             gradients = self._pull(slope)
         tangents = {name: self._pusher.tangent(g) for name, g in gradients.items()}
@@ -169,10 +175,17 @@ class LiveBatch:
         there = {name: t for name, t in tangents.items() if t is not None}
         return there if factor == 1.0 else {name: t * factor for name, t in there.items()}
 
+    def _middle(self, mix: Mix) -> Tensor | None:
+        """``B J v``; the tangent of the output, which may be large, is let go of."""
+        t = self._pusher.take(self._z)
+        if t is None or not mix.outputs:
+            return None
+        return mix.middle(self._loss, self._index, t[None])[0]
+
     def _pull(self, u: Tensor) -> dict[str, Tensor]:
         inputs = {name: self._variables[name] for name in self._space.names}
-        z = self._z
-        del self._z
+        z = get_gradient_edge(self._z)  # the output itself, and the loss, are needed no more
+        del self._z, self._loss
         try:
             # A checkpoint runs its forward pass again, and must find the model in the same mode.
             with self._problem.evaluation(), replaced():

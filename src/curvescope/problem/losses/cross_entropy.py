@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from curvescope import _checks
 from curvescope.errors import CurvescopeError
+from curvescope.problem.losses import large
 from curvescope.problem.losses.base import Loss, LossAt, need_tensor
 from curvescope.problem.losses.probes import SoftmaxRoot
 from curvescope.problem.losses.softmax import HardAt, SoftAt
@@ -109,7 +110,8 @@ class CrossEntropy(Loss):
             scale = class_weight if scale is None else class_weight * scale
         if not self.label_smoothing:
             equal = weight is None
-            return HardAt(output, form.axis, labels, scale, counted, count, equal=equal)
+            kind = HardAt if output.numel() < large.LARGE else large.LargeHardAt
+            return kind(output, form.axis, labels, scale, counted, count, equal=equal)
         uniform = torch.ones(classes, dtype=output.dtype, device=output.device)
         w = uniform if weight is None else weight
         u = torch.zeros_like(output.movedim(form.axis, -1))

@@ -19,6 +19,7 @@ from curvescope.record.rules import (
     attention,
     convolution,
     memory,
+    norms,
     pointwise,
     products,
     recurrent,
@@ -41,6 +42,6 @@ from curvescope.record.rules.step import (
 
 __all__ = [
     "RULES", "Cache", "Call", "LinearStep", "Outputs", "Untraceable", "activations", "attention",
-    "convolution", "flatten", "lift", "linear_step", "make_step", "memory", "pointwise", "products",
-    "recurrent", "rule", "shapes", "total", "user_function",
+    "convolution", "flatten", "lift", "linear_step", "make_step", "memory", "norms", "pointwise",
+    "products", "recurrent", "rule", "shapes", "total", "user_function",
 ]  # fmt: skip

@@ -129,15 +129,15 @@ def _detached(args: Any) -> list[Any]:
 
 def _products(q: torch.Size, k: torch.Size, width: int) -> int:
     batch = math.prod(q[:-2])
-    return bmm_flop((batch, q[-2], width), (batch, width, k[-2]))  # type: ignore[no-any-return]
+    return bmm_flop((batch, q[-2], width), (batch, width, k[-2]))
 
 
-@register_flop_formula(torch.ops.curvescope.attention)  # type: ignore[untyped-decorator]
+@register_flop_formula(torch.ops.curvescope.attention)
 def _forward_flops(q: Any, k: Any, v: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
     return _products(q, k, q[-1]) + _products(q, k, v[-1])
 
 
-@register_flop_formula(torch.ops.curvescope.attention_backward)  # type: ignore[untyped-decorator]
+@register_flop_formula(torch.ops.curvescope.attention_backward)
 def _backward_flops(
     g: Any, q: Any, k: Any, v: Any, *_: Any, out_shape: Any = None, **__: Any
 ) -> int:
