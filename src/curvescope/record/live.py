@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
-from curvescope._state import Above, watching, without_gradients
+from curvescope._state import Above, uninterrupted, watching, without_gradients
 from curvescope.problem.batches import Batch
 from curvescope.problem.params import ParamSpace
 from curvescope.problem.problem import Problem
@@ -26,6 +27,27 @@ from curvescope.record.outputs import Mix
 from curvescope.record.recorder import Recorder
 from curvescope.record.replaced import replaced
 from curvescope.record.rules import Call, Untraceable, linear_step
+
+
+class _Watched(weakref.ref[Tensor]):
+    """A tensor that is not kept alive, by the id and the address that it had.
+
+    What is called at its end is no code of Python's, in which a ctrl-C would be lost.
+    """
+
+    __slots__ = ("key", "where")
+    key: int
+    where: int | None
+
+    def __new__(
+        cls, tensor: Tensor, end: Callable[[_Watched], None], key: int, where: int | None
+    ) -> _Watched:
+        self = super().__new__(cls, tensor, end)  # type: ignore[arg-type]
+        self.key, self.where = key, where
+        return self
+
+    def __init__(self, tensor: Tensor, end: Callable[[_Watched], None], *_: int | None) -> None:
+        super().__init__(tensor, end)  # type: ignore[call-arg]
 
 
 class Pusher(Recorder):
@@ -37,6 +59,7 @@ class Pusher(Recorder):
         self._bound: Counter[int] = Counter()  # living tensors of each slot
         self._saved: dict[int, bool] = {}  # slot -> whether autograd differentiates what it saved
         self._replaced: list[int] = []
+        self._dead: list[_Watched] = []
         self._above = Above()
 
     def seed(self, tensor: Tensor, tangent: Tensor | None) -> None:
@@ -52,6 +75,7 @@ class Pusher(Recorder):
 
     def take(self, tensor: Tensor) -> Tensor | None:
         """:meth:`tangent`, no longer kept where the backward pass did not save the tensor."""
+        self._bury()
         slot = self.slot(tensor)
         if slot is None or self._bound[slot] > 1:
             return self.tangent(tensor)
@@ -70,24 +94,33 @@ class Pusher(Recorder):
         return slot
 
     def _bind(self, tensor: Tensor, slot: int) -> None:
+        self._bury()
         key, where = id(tensor), address(tensor)
         before = self._slots.get(key)
         if before is not None:  # written over in place, where the old tangent is still read
             self._replaced.append(before[0])
         self._bound[slot] += 1
-        self._slots[key] = (slot, weakref.ref(tensor, lambda _: self._gone(key, where)))
+        self._slots[key] = (slot, _Watched(tensor, self._dead.append, key, where))
         if where is not None:
             self._memory.setdefault(where, set()).add(key)
 
+    def _bury(self) -> None:
+        """Let go of what belongs to tensors that are no more, before others get their ids."""
+        while self._dead:
+            dead = self._dead.pop()
+            if self._slots.get(dead.key, (0, None))[1] is dead:
+                self._gone(dead.key, dead.where)
+
     def _gone(self, key: int, where: int | None) -> None:
-        """A tensor was let go of."""
-        entry = self._slots.pop(key, None)
-        if entry is not None:
-            self._unbind(entry[0])
+        self._unbind(self._slots.pop(key)[0])
         if where in self._memory:
             self._memory[where].discard(key)
             if not self._memory[where]:
                 del self._memory[where]
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self._bury()
+        return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
 
     def _unbind(self, slot: int) -> None:
         self._bound[slot] -= 1
@@ -131,7 +164,7 @@ class Pusher(Recorder):
         call.active = [i for i, t in enumerate(inputs) if t is not None]
         if not call.active:
             return
-        with self._above, without_gradients():
+        with uninterrupted(), self._above, without_gradients():
             made = linear_step(call).single(*inputs)
         outs = made if isinstance(made, tuple | list) else (made,)
         for slot, tangent in zip(targets, outs, strict=False):
