@@ -153,6 +153,10 @@ class Engine:
         if closed:
             return self._closed.fill(matrix, lambda needed: allowed(matrix, needed, 0))
 
+        serves = bool(self._batches.serving(matrix))
+        if not serves and streamed.samples_at_once(self._linearizer, matrix) is not None:
+            return allowed(matrix, self._needed(matrix), 0)  # not even one product fits
+
         def fits(needed: int | None) -> bool:
             return allowed(matrix, needed, self._batches.replaceable(matrix))
 
@@ -194,7 +198,7 @@ class Engine:
             serves, held, spare = bool(self._closed.serving(matrix)), self._closed.bytes(matrix), 0
             needed = self._closed.needed(matrix)
         else:
-            needed, spare = self._linearizer.needed(matrix), self._batches.replaceable(matrix)
+            needed, spare = self._needed(matrix), self._batches.replaceable(matrix)
             batches = self._batches.serving(matrix)
             serves, held = bool(batches), self._batches.bytes(matrix.problem, batches)
         plan = Plan("", "", needed=needed, held=held, free=memory.free(matrix.problem.device))
@@ -203,6 +207,16 @@ class Engine:
         lone = self._filled(plan, matrix, replace(how, keep=False), "a lone product keeps nothing")
         keep, reason = _decided(serves, _fits(matrix, needed, spare), needed)
         return replace(lone, many=self._filled(plan, matrix, replace(how, keep=keep), reason))
+
+    def _needed(self, matrix: Matrix) -> int | None:
+        """Bytes that keeping takes; no batch is recorded that does not even fit for one product."""
+        if streamed.samples_at_once(self._linearizer, matrix) is None:
+            return self._linearizer.needed(matrix)
+        count, whole = (
+            matrix.problem.data.length,
+            streamed.peak(self._linearizer, matrix, cut=False),
+        )
+        return None if count is None or whole is None else count * whole
 
     def _filled(self, plan: Plan, matrix: Matrix, how: Options, reason: str) -> Plan:
         """The plan with the strategy of a product with one column."""
@@ -221,7 +235,11 @@ class Engine:
             strategy += " as a captured graph"
         columns = how.columns if closed else self._group(matrix, how)
         gradients = self._cost(matrix, closed=closed, keeps=how.keep is True)
-        return replace(plan, strategy=strategy, reason=reason, columns=columns, gradients=gradients)
+        plan = replace(plan, strategy=strategy, reason=reason, columns=columns, gradients=gradients)
+        if closed or how.keep or not tapes:
+            return plan
+        samples = streamed.samples_at_once(self._linearizer, matrix)
+        return replace(plan, peak=streamed.peak(self._linearizer, matrix), samples=samples)
 
     def _group(self, matrix: Matrix, how: Options) -> int:
         if how.columns is not None:
@@ -234,6 +252,8 @@ class Engine:
             batch = batches[0]
         else:
             first = next(iter(problem.data))
+            size = streamed.samples_at_once(self._linearizer, matrix)
+            first = first if size is None else first_samples(first, size)
             batch = self._linearizer.first(problem, first, matrix.depth)
         return min(group(batch, matrix), matrix.space.size)
 

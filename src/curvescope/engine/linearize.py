@@ -39,6 +39,8 @@ class Linearizer:
     def __init__(self) -> None:
         self._why: dict[Depth, str] = {}  # the depths that cannot be recorded
         self._recorded: set[Depth] = set()  # those to which single directions need a tape
+        # By matrix: samples at once in a streamed product; None: whole batches.
+        self.sizes: dict[tuple[bool, tuple[str, ...]], int | None] = {}
         self._bytes: dict[tuple[bool, Depth], int] = {}  # of the first batch
 
     def tapes(self, depth: Depth) -> bool:

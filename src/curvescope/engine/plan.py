@@ -24,6 +24,9 @@ class Plan:
         needed: Bytes that keeping all batches takes, None where their number is not known.
         held: Bytes of them that are held already.
         free: Bytes of memory that are free.
+        peak: Bytes that a streamed product with one column takes while it runs, measured on a few
+            samples and continued; None where it is not streamed, or no batch can be cut.
+        samples: How many samples of a batch go together where a batch is cut to fit; None: all.
         many: What is done instead by :meth:`LinearOperator.for_many`, which estimators take.
         parts: The plans of the operators that this one is made of.
 
@@ -39,6 +42,8 @@ holds 3.0 MiB (0 B now, 5.0 GiB free)
     needed: int | None = None
     held: int = 0
     free: int | None = None
+    peak: int | None = None
+    samples: int | None = None
     many: Plan | None = None
     parts: tuple[tuple[str, Plan], ...] = ()
 
@@ -53,6 +58,10 @@ holds 3.0 MiB (0 B now, 5.0 GiB free)
             text += f"; a product of about {self.gradients:.1f} gradients"
         if self.columns is not None:
             text += f", up to {self.columns} columns at a time"
+        if self.samples is not None:
+            text += f", batches in pieces of {self.samples} samples, which fit"
+        if self.peak is not None:
+            text += f"; takes {readable(self.peak)} while it runs"
         if self.free is not None:
             text += f"; {self._memory()}"
         lines = [text]

@@ -8,12 +8,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from curvescope.engine.linearize import Linearizer, add_product, columns_for
+from curvescope.engine import fitting
+from curvescope.engine.linearize import SHARE, Linearizer, add_product, columns_for
 from curvescope.engine.matrix import Matrix
 from curvescope.problem.batches import Batch
+from curvescope.record import memory
 from curvescope.record.batch import TapeBatch
+from curvescope.record.capture import samples_given
 from curvescope.record.live import LiveBatch
+from curvescope.record.outputs import SampledFisher
 from curvescope.record.rules import Untraceable
+from curvescope.record.samples import first_samples, pieces
 
 Sums = tuple[Tensor, float]  # over the terms of the loss, and the weight of these terms
 
@@ -22,9 +27,61 @@ def product(linearizer: Linearizer, matrix: Matrix, rows: Tensor, columns: int |
     """``[k, P]`` to ``[k, P]``."""
     total = torch.zeros_like(rows)
     weight = 0.0
+    size = samples_at_once(linearizer, matrix)
     for batch in matrix.problem.batches():
-        weight += add_batch(linearizer, matrix, batch, rows, total, columns)
+        for piece in (batch,) if size is None else pieces(matrix.problem, batch, size):
+            weight += add_batch(linearizer, matrix, piece, rows, total, columns)
     return total, weight
+
+
+def samples_at_once(linearizer: Linearizer, matrix: Matrix) -> int | None:
+    """How many samples of a batch go together; None: all. Decided once, and then left at that.
+
+    Targets that are drawn belong to a batch, whose number seeds them: it stays whole.
+    """
+    if any(isinstance(each, SampledFisher) for each, _ in matrix.mix.outputs):
+        return None
+    key = (matrix.second_order, matrix.space.names)
+    if key not in linearizer.sizes:
+        linearizer.sizes[key] = _fitting(linearizer, matrix)
+    return linearizer.sizes[key]
+
+
+def _fitting(linearizer: Linearizer, matrix: Matrix) -> int | None:
+    problem, measured = matrix.problem, _measured(linearizer, matrix)
+    room = SHARE * memory.free(problem.device)
+    if measured is None or problem.mode != "eval" or measured.certainly_within(room):
+        return None
+    few = first_samples(next(iter(problem.data)))
+    size = measured.peak(room).within(room)
+    return size if size < measured.samples and problem.samples_apart(few) else None
+
+
+def _measured(linearizer: Linearizer, matrix: Matrix) -> fitting.Measured | None:
+    batch = next(iter(matrix.problem.data))
+    samples = samples_given(batch)
+    if samples is None:
+        return None
+
+    def act(few: Batch) -> None:
+        row = fitting.ones(matrix.problem, matrix.space.size)
+        with linearizer.trying(matrix.streamed_depth(1)):
+            add_batch(linearizer, matrix, few, row, torch.zeros_like(row), None)
+
+    return fitting.Measured(batch, samples, act)
+
+
+def peak(linearizer: Linearizer, matrix: Matrix, *, cut: bool = True) -> int | None:
+    """Bytes that a single product takes while it runs; None where no batch can be cut.
+
+    Without ``cut`` those that it would take on whole batches.
+    """
+    measured = _measured(linearizer, matrix)
+    if measured is None:
+        return None
+    room = SHARE * memory.free(matrix.problem.device)
+    size = samples_at_once(linearizer, matrix) if cut else None
+    return measured.peak(room).of(size or measured.samples)
 
 
 def add_batch(

@@ -42,7 +42,7 @@ class _Watched(weakref.ref[Tensor]):
     def __new__(
         cls, tensor: Tensor, end: Callable[[_Watched], None], key: int, where: int | None
     ) -> _Watched:
-        self = super().__new__(cls, tensor, end)  # type: ignore[arg-type]
+        self = super().__new__(cls, tensor, end)
         self.key, self.where = key, where
         return self
 
