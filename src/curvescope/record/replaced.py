@@ -1,4 +1,4 @@
-"""Functions of torch that are replaced while a batch is recorded, by what has derivatives for us."""
+"""Functions of torch that are replaced while a batch is recorded by what has derivatives for us."""
 
 from __future__ import annotations
 
