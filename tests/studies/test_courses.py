@@ -1,0 +1,87 @@
+"""Trainings that a study follows: their history, checkpoints and penalties."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from curvescope.errors import CurvescopeError
+from curvescope.flatness import TraceRegularizer
+from curvescope.studies.courses import courses
+from curvescope.studies.networks import fresh
+from curvescope.studies.run import Result, Run
+from curvescope.studies.study import Study
+
+TEXT = """
+name = "toys/toy"
+shows = "Nothing."
+
+[scale.smoke]
+cost = "1 s"
+subject = "F-5"
+
+[networks.toy]
+network = "F-5"
+data = "mnist-6k"
+samples = 60
+held_out = { split = "test", samples = 40 }
+seeds = 2
+recipe = { epochs = 4, lr = 0.1, batch_size = 20, checkpoints = [2] }
+
+[networks.alone]
+network = "F-5"
+data = "mnist-6k"
+samples = 60
+recipe = { epochs = 1 }
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    study = Study.parse(TEXT, lambda run: Result({}))
+    return Run(study, "smoke", tmp_path)
+
+
+def test_weights_at_the_start_at_a_checkpoint_and_at_the_end(run: Run) -> None:
+    made = courses(run, "toy")
+    assert [course.seed for course in made.runs] == [0, 1]
+    for course in made.runs:
+        end = {name: p.clone() for name, p in course.model.state_dict().items()}
+        start = fresh(made.description, made.data, course.seed).state_dict()
+        for name, p in course.at(0).state_dict().items():
+            torch.testing.assert_close(p, start[name])
+        between = {name: p.clone() for name, p in course.at(2).state_dict().items()}
+        assert not torch.equal(between["fc1.weight"], end["fc1.weight"])
+        assert torch.equal(course.at(4).state_dict()["fc1.weight"], end["fc1.weight"])
+        assert [epoch.epoch for epoch in course.trained.history] == [1, 2, 3, 4]
+        assert course.fits[1].accuracy == course.trained.history[-1].test_accuracy
+        with pytest.raises(CurvescopeError):
+            course.at(3)
+
+
+def test_a_finished_training_is_read(run: Run) -> None:
+    first = courses(run, "toy")
+    seconds = [[e.seconds for e in course.trained.history] for course in first.runs]
+    again = courses(run, "toy")
+    assert [[e.seconds for e in course.trained.history] for course in again.runs] == seconds
+
+
+def test_a_penalty_has_folders_of_its_own(run: Run) -> None:
+    plain = courses(run, "toy")
+
+    def penalty(seed: int) -> TraceRegularizer:
+        g = torch.Generator().manual_seed(seed)
+        return TraceRegularizer("ggn", weight=0.1, generator=g)
+
+    heavy = courses(run, "toy", penalty=penalty)
+    pairs = list(zip(plain.runs, heavy.runs, strict=True))
+    assert all(a.folder != b.folder for a, b in pairs)
+    assert all(b.fits[0].loss > a.fits[0].loss for a, b in pairs)  # it costs some of the fit
+
+
+def test_without_held_out_data_there_is_no_fit(run: Run) -> None:
+    (course,) = courses(run, "alone").runs
+    with pytest.raises(CurvescopeError, match="has no fit of training and held-out data"):
+        _ = course.fits
