@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import curvescope as cs
+from curvescope.engine.engine import Engine
 from tests.foreign import hugging_face
 
 pytestmark = pytest.mark.foreign
@@ -113,11 +114,15 @@ def test_experts_by_grouped_products_in_float32(name: str) -> None:
     results = []
     for dtype in (torch.float32, torch.float64):
         problem = cs.Problem(hugging_face.model(name, dtype=dtype).eval(), [data])
-        v = torch.randn(problem.params.size, generator=torch.Generator().manual_seed(0)).to(dtype)
+        g = torch.Generator().manual_seed(0)
+        v = torch.randn(problem.params.size, 2, generator=g).to(dtype)
         results.append([
-            make(problem, keep=keep) @ v
-            for make in (cs.Hessian, cs.GaussNewton) for keep in (True, False)
+            make(problem, keep=keep) @ each
+            for make in (cs.Hessian, cs.GaussNewton)
+            for keep in (True, False)
+            for each in (v, v[:, 0])
         ])  # fmt: skip
+        assert problem.companion(Engine)._linearizer.tapes("second order")
     for single, double in zip(*results, strict=True):
         assert float((single - double).norm() / double.norm()) < 1e-4
 

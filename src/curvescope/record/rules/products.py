@@ -8,7 +8,16 @@ from torch import Tensor
 from curvescope.record.constant import Cache, Smaller, smaller
 from curvescope.record.multiply import add_product, by_onednn, multiply
 from curvescope.record.rules.generic import generic
-from curvescope.record.rules.step import Call, LinearStep, Outputs, fresh_copy, lift, rule
+from curvescope.record.rules.step import (
+    Call,
+    LinearStep,
+    Outputs,
+    fresh_copy,
+    lift,
+    make_step,
+    rule,
+    total,
+)
 
 aten = torch.ops.aten
 
@@ -151,3 +160,32 @@ def _biased(product: _Product, shape: tuple[int, ...]) -> LinearStep:
         return _biased(product.condensed(cache), shape)
 
     return LinearStep(single, block, condensed, fresh=True)
+
+
+@rule(aten._grouped_mm.default)
+def _grouped(call: Call) -> LinearStep:
+    """One matrix product for each group of rows, as experts take them: linear in each factor.
+
+    The kernel wants its factors in memory as they were recorded.
+    """
+    if len(call.leaves) > 3 and call.leaves[3] is not None:  # a bias
+        return generic(call)
+    a, b = (leaf.detach() for leaf in call.leaves[:2])
+    run = call.without(0).without(1).run
+
+    def alike(t: Tensor, recorded: Tensor) -> Tensor:
+        return t if t.stride() == recorded.stride() else torch.empty_like(recorded).copy_(t)
+
+    def single(ta: Tensor | None, tb: Tensor | None, *_: Tensor | None) -> Outputs:
+        pairs = [(ta, b), (a, tb)]
+        return total([
+            None if left is None or right is None else run({0: alike(left, a), 1: alike(right, b)})
+            for left, right in pairs
+        ])  # fmt: skip
+
+    def block(*tangents: Tensor | None) -> Outputs:
+        count = next(len(t) for t in tangents if t is not None)
+        made = [single(*(None if t is None else t[k] for t in tangents)) for k in range(count)]
+        return torch.stack(made)  # type: ignore[arg-type]
+
+    return make_step(single, block)
