@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,13 @@ def test_a_finished_training_is_read(run: Run) -> None:
     seconds = [[e.seconds for e in course.trained.history] for course in first.runs]
     again = courses(run, "toy")
     assert [[e.seconds for e in course.trained.history] for course in again.runs] == seconds
+
+
+def test_further_seeds_leave_those_that_are_there(run: Run) -> None:
+    described = run.describe("toy")
+    (one,) = courses(run, "toy", replace(described, seeds=1, start=1)).runs
+    two = courses(run, "toy", described).runs
+    assert [course.folder for course in two if course.seed == 1] == [one.folder]
 
 
 def test_a_penalty_has_folders_of_its_own(run: Run) -> None:

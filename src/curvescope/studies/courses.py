@@ -89,13 +89,13 @@ def courses(
     models = [fresh(of, data, seed).to(run.device) for seed in seeds]
     penalties = [None if penalty is None else penalty(seed) for seed in seeds]
     recipes = [replace(of.recipe, seed=seed) for seed in seeds]
+    kind = replace(of, seeds=1, start=0)  # further seeds leave those that are there as they are
     folders = [
-        run.work / "training" / paper / f"{key}-{run.scale}-{seed}-{identity[:12]}"
-        for seed, identity in zip(
-            seeds,
-            [digest(of, r, repr(p), data) for r, p in zip(recipes, penalties, strict=True)],
-            strict=True,
-        )
+        run.work
+        / "training"
+        / paper
+        / f"{key}-{run.scale}-{seed}-{digest(kind, r, repr(p), data)[:12]}"
+        for seed, r, p in zip(seeds, recipes, penalties, strict=True)
     ]
     for folder in folders:
         io.make_folder(folder.parent)
