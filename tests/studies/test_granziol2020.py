@@ -22,6 +22,7 @@ from curvescope.studies.networks import Group
 from curvescope.studies.outcome import Outcome, compute
 from curvescope.studies.run import Run
 from curvescope.studies.study import Study
+from curvescope.training import Fit
 
 Made = Callable[[str], Outcome]
 F64 = torch.float64
@@ -233,7 +234,7 @@ def test_gadams_result_is_not_its_last_epoch(work: Path) -> None:
 
 def test_a_gain_counts_beyond_two_standard_errors() -> None:
     def solution(right: torch.Tensor) -> solutions.Solution:
-        none = solutions.Fit(0.0, 0.0)
+        none = Fit(0.0, 0.0)
         return solutions.Solution(0, none, none, right, 1.0, {})
 
     g = torch.Generator().manual_seed(0)
