@@ -11,7 +11,8 @@ residuals of all pairs lie in one plane: ``‖Rᵀ ρ‖`` of the three largest 
 factor for the others. Pairs that converged further, while the search looked for overlooked ones,
 have residuals of rounding. These lie in no plane, and far below the search's bounds of
 ``‖ρ‖``. How far is computed for the three largest and for three of the first pairs, and three times
-the largest of the six ratios is taken for the others. Elsewhere ``‖Rᵀ ρ‖`` is computed for all.
+the largest of the six ratios is taken for the others, unless that exceeds their tolerance. Else
+``‖Rᵀ ρ‖`` is computed.
 """
 
 from __future__ import annotations
@@ -162,10 +163,14 @@ def _residuals(root: LayerRoot, pairs: EigenPairs) -> tuple[Tensor, int]:
         _, more, further = residuals_of(first)
         worst, sizes, pulled = worst + first, torch.cat([sizes, more]), torch.cat([pulled, further])
         bounds = pairs.residuals[worst]
-        if not bool((sizes <= ROUNDING * bounds).all()):
-            everything = list(range(len(pairs.values)))
-            return residuals_of(everything)[2] / roots, 2 * (len(worst) + len(everything))
-        stretch = 3 * (pulled / bounds).amax()
+        rounding = bool((sizes <= ROUNDING * bounds).all())
+        stretch = 3 * (pulled / bounds).amax() if rounding else torch.full_like(stretch, torch.inf)
     residuals = pairs.residuals * stretch
     residuals[worst] = pulled
+    if len(worst) > BLOCK + 1:  # an estimate above the tolerance is replaced by the computed norm
+        above = (residuals > roots * pairs.tolerance).nonzero()[:, 0].tolist()
+        above = [i for i in above if i not in worst]
+        if above:
+            residuals[above] = residuals_of(above)[2]
+            worst += above
     return residuals / roots, 2 * len(worst)
