@@ -7,10 +7,12 @@ import torch
 from torch import Tensor, nn
 
 import curvescope as cs
+from curvescope.errors import CurvescopeError
 from curvescope.structure.factors import kronecker_factors
 from curvescope.structure.output_hessian import (
     class_subspace,
     closed_output_hessian,
+    independent_output_hessian,
     later_weights,
     output_hessian_theory,
     random_two_layer,
@@ -148,3 +150,23 @@ def test_refusals() -> None:
     one = cs.Problem(nn.Linear(2, 1), (torch.ones(2, 2), torch.ones(2, 1)), "mse")
     with pytest.raises(cs.CurvescopeError, match=r"at least two outputs|at least 2"):
         output_hessian_theory(one, kronecker_factors(one))
+
+
+def test_independent_gates_by_enumerating_them() -> None:
+    """``E[G^T A G]`` over all states of the gates of two layers, each as likely as any other."""
+    g = torch.Generator().manual_seed(0)
+    first, second = torch.randn(3, 2, generator=g).double(), torch.randn(4, 3, generator=g).double()
+    A = torch.randn(4, 4, generator=g).double()
+    A = A @ A.T
+    total = torch.zeros(2, 2, dtype=torch.float64)
+    for bits in range(2**5):
+        gates = torch.tensor([(bits >> place) & 1 for place in range(5)]).double()
+        G = second @ torch.diag(gates[:3]) @ first @ torch.diag(gates[3:])
+        total += G.T @ A @ G / 2**5
+    torch.testing.assert_close(independent_output_hessian([first, second], A), total)
+    torch.testing.assert_close(independent_output_hessian([], A), A)
+    off = ~torch.eye(3, dtype=torch.bool)
+    one_layer = independent_output_hessian([second], A)
+    torch.testing.assert_close(one_layer[off], closed_output_hessian([second], A)[off])
+    with pytest.raises(CurvescopeError, match="must chain"):
+        independent_output_hessian([second, first], A)

@@ -62,6 +62,7 @@ from curvescope.structure.output_hessian import (
     OutputTheory,
     RandomNetwork,
     closed_output_hessian,
+    independent_output_hessian,
     output_hessian_theory,
     random_two_layer,
 )
@@ -131,6 +132,7 @@ __all__ = [
     "full_hessian_approximation",
     "full_output_hessian",
     "hessian_split",
+    "independent_output_hessian",
     "kronecker_factors",
     "layer_approximations",
     "layer_eigenpairs",

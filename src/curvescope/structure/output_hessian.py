@@ -83,6 +83,31 @@ def closed_output_hessian(later: Sequence[Tensor], mean_hessian: Tensor) -> Tens
     return S.T @ mean_hessian.double() @ S / 4.0 ** len(later)
 
 
+def independent_output_hessian(later: Sequence[Tensor], mean_hessian: Tensor) -> Tensor:
+    """``M*``: the output Hessian if every gate were open half of the time, for itself (DH H.1).
+
+    With ``T = Wᵀ A W`` of the next weight, ``E[D T D] = (T + diag T) / 4`` (DH eq. 72), exactly for
+    gates ``D`` that are independent of each other and of ``A``; from the last layer backwards,
+    each such matrix is the next layer's ``A``. Its off-diagonal part is what
+    :func:`closed_output_hessian` has of the last step; ``diag T`` has the same trace as ``T`` and
+    nearly full rank, and is the long tail of the spectrum.
+
+    Args:
+        later: the weights after the layer, the next one first; none for the last layer.
+        mean_hessian: ``E[A]``, the mean output Hessian of the last layer.
+
+    >>> independent_output_hessian([torch.tensor([[1.0, 2.0]])], torch.ones(1, 1))
+    tensor([[0.5000, 0.5000],
+            [0.5000, 2.0000]], dtype=torch.float64)
+    """
+    later_product(later, len(mean_hessian))  # refuses weights that do not chain
+    M = mean_hessian.double()
+    for W in reversed(later):
+        T = W.to(M).T @ M @ W.to(M)
+        M = (T + torch.diag(T.diagonal())) / 4
+    return M
+
+
 @dataclass(frozen=True)
 class OutputTheory:
     """The output Hessian of one layer beside its closed form.
