@@ -10,8 +10,14 @@ import torch
 from torch import Tensor
 
 from curvescope.figures.model import Curve, Panel, Picture
-from curvescope.structure.factors import kronecker_factors
-from curvescope.structure.output_hessian import output_hessian_theory
+from curvescope.problem import Problem
+from curvescope.structure.factors import KroneckerFactors, kronecker_factors
+from curvescope.structure.output_hessian import (
+    independent_output_hessian,
+    later_weights,
+    output_hessian_theory,
+)
+from curvescope.structure.overlaps import overlap
 from curvescope.studies.networks import Group
 from curvescope.studies.run import Result, Run, Value
 from curvescope.studies.wu2020 import autocorrelation
@@ -36,6 +42,8 @@ def run(run: Run) -> Result:
         right = [evaluate(model, group.few).accuracy for model in group.models]
         values[f"right on the training data, {title}"] = spread(right, "networks")
         starts.append(found["start"][:, :2])
+        for layer, own in zip(LAYERS[:2], found["independent"].T, strict=False):
+            values[f"{title}, {layer}: overlap with M* at initialization"] = spread(own, "networks")
         network, _, rest = title.partition(", ")
         shown.setdefault(network, []).append(Curve.of(rest, (1, 2, 3), found["minimum"].mean(0)))
     values["smallest overlap at initialization"] = spread(torch.cat(starts).amin(1), "networks")
@@ -54,24 +62,44 @@ def run(run: Run) -> Result:
 
 
 def spaces(run: Run, group: Group) -> dict[str, Tensor]:
-    """The overlaps, ``[networks, 3]``, of the trained networks (``minimum``) and before."""
+    """The overlaps, ``[networks, 3]``, of the trained networks (``minimum``) and before.
+
+    ``independent`` is the overlap with the top of ``M*`` instead (eq. 72), before training.
+    """
 
     def compute() -> dict[str, Tensor]:
         run.tell(f"output Hessians of {group.name}, {group.description.images.data}")
         starts = [network.at_start() for network in group.networks]
-        found = {}
+        found: dict[str, Tensor] = {}
         for name, models in (("minimum", group.models), ("start", starts)):
-            rows = []
+            rows, independent = [], []
             for model in models:
                 problem = group.problem(model)
                 layers = [n for n, _ in model.named_children() if n.startswith("fc")]
-                theory = output_hessian_theory(problem, kronecker_factors(problem, layers=layers))
+                factors = kronecker_factors(problem, layers=layers)
+                theory = output_hessian_theory(problem, factors)
                 rows.append([theory[layer].overlap for layer in LAYERS])
+                independent.append([_with_independent(problem, factors, x) for x in LAYERS])
             found[name] = torch.tensor(rows, dtype=torch.float64)
+            found["independent"] = torch.tensor(independent, dtype=torch.float64)
         return found
 
     parts = run.once(f"spaces-{group.key.partition('/')[2]}", compute)
     return {name: each.cpu() for name, each in parts.items()}
+
+
+def _with_independent(
+    problem: Problem, factors: Mapping[str, KroneckerFactors], layer: str
+) -> float:
+    """The overlap of the top ``c − 1`` eigenspaces of ``E[M]`` and ``M*``."""
+    weights = later_weights(problem)
+    A = factors[next(iter(weights))].output_hessian.double().cpu()
+    matrices = (
+        factors[layer].output_hessian.double().cpu(),
+        independent_output_hessian(weights[layer], A),
+    )
+    tops = [torch.linalg.eigh(M)[1].flip(1)[:, : len(A) - 1].contiguous() for M in matrices]
+    return float(overlap(*tops)[-1])
 
 
 def derive(values: Mapping[str, float], numbers: Mapping[str, Any]) -> dict[str, float]:
