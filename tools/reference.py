@@ -25,6 +25,7 @@ ROAD = (
     "networks",
     "data",
     "training",
+    "experiments",
     "errors",
 )
 """The folders in the order in which the page shows them."""

@@ -11,6 +11,7 @@ from curvescope.certificates import certify as certify
 from curvescope.data import dataset as dataset
 from curvescope.errors import CurvescopeError as CurvescopeError
 from curvescope.errors import ModelError as ModelError
+from curvescope.experiments.doctor import doctor as doctor
 from curvescope.figures.plot import plot as plot
 from curvescope.flatness import TraceRegularizer as TraceRegularizer
 from curvescope.flatness import sharpness as sharpness

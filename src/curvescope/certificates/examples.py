@@ -1,4 +1,4 @@
-"""The examples that a certificate is about, as checked tensors: conversion, splits, overlaps."""
+"""The examples that a certificate is about: tensors, checked, and known by their checksum."""
 
 from __future__ import annotations
 

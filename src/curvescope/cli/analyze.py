@@ -13,17 +13,25 @@ from rich.table import Table
 
 from curvescope._numbers import short
 from curvescope.cli.interrupts import stoppable
-from curvescope.cli.options import AsJson, DataSeed, Debug, Device, Quiet, Root, Seed, check_code
+from curvescope.cli.options import (
+    AsJson,
+    DataSeed,
+    Debug,
+    Device,
+    DryRun,
+    Quiet,
+    Root,
+    Seed,
+    check_code,
+)
 from curvescope.cli.progress import Display
 from curvescope.errors import CurvescopeError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from curvescope.cli.inputs import Subject
     from curvescope.experiments.stages.plan import Extra
     from curvescope.experiments.store import RunDirectory
-    from curvescope.problem import Problem
 
 
 def analyze(
@@ -95,6 +103,7 @@ def analyze(
             help="Whether to draw PDF and SVG figures.",
         ),
     ] = True,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -113,15 +122,26 @@ def analyze(
     """  # noqa: D301 (\b keeps the lines of the examples apart)
     place = _check(run, model, weights, data, out)
 
+    from curvescope.cli import inputs
+    from curvescope.cli.estimates import tell
     from curvescope.cli.pages import report_of
     from curvescope.experiments import analyze as recipe
     from curvescope.experiments.configuration import Settings
+    from curvescope.experiments.doctor.examination import estimate_analysis
     from curvescope.experiments.load import importable, load_extra
 
     with importable(Path.cwd()):
-        subject = _subject(run, model, weights, data, root=root, seed=data_seed)
-        train, test = _problems(subject, loss, device, samples, batch_size, seed)
+        subject = inputs.subject_of(run, model, weights, data, root=root, seed=data_seed)
+        train, test = inputs.problems(subject, loss, device, samples, batch_size, seed)
         stages = [load_extra(text) for text in extra or ()]
+        settings, chosen = Settings(steps=steps, probes=probes), _listed(layers)
+        if dry_run or not (quiet or as_json or (place / "config.json").exists()):
+            forecast = estimate_analysis(
+                train, settings=settings, layers=chosen, classes=classes, test=test
+            )
+            tell(forecast, train, stop=dry_run, as_json=as_json)
+        if dry_run:
+            return
         names = {"data": subject.data.name}
         if subject.name:
             names["model"] = subject.name
@@ -135,10 +155,10 @@ def analyze(
                 place,
                 seed=seed,
                 test=test,
-                layers=None if layers is None else _listed(layers),
+                layers=chosen,
                 classes=classes,
                 extra=stages,
-                settings=Settings(steps=steps, probes=probes),
+                settings=settings,
                 names=names,
                 tell=display.stage,
                 progress=display.step,
@@ -179,60 +199,9 @@ def _check(
     return run / "analysis"
 
 
-def _subject(
-    run: Path | None,
-    model: str | None,
-    weights: Path | None,
-    data: str | None,
-    *,
-    root: Path | None,
-    seed: int | None,
-) -> Subject:
-    """The model with its weights and data, from a run or from the user's code and files."""
-    from curvescope.cli import inputs
-
-    if run is not None:
-        return inputs.of_run(run, data, root=root, seed=seed)
-    assert model is not None, "checked before"
-    assert data is not None, "checked before"
-    return inputs.of_code(model, data, weights, root=root, seed=seed)
-
-
-def _problems(
-    subject: Subject,
-    loss: str | None,
-    device: str,
-    samples: int | None,
-    batch_size: int | None,
-    seed: int,
-) -> tuple[Problem, Problem | None]:
-    import torch
-
-    from curvescope._state import evaluated
-    from curvescope.cli.inputs import choose_device
-    from curvescope.experiments.load import choose_samples, load_loss, usual_batch_size
-    from curvescope.experiments.stages.context import derived
-    from curvescope.problem import Problem
-
-    if (named := loss or subject.loss) is None:
-        rule = "`run` was trained with a loss of the user's code"
-        raise CurvescopeError("analyze", rule, remedy="name it with `loss=file.py:Loss`")
-    chosen = load_loss(named)
-    model = evaluated(subject.model.to(choose_device(device)))
-    train, test = subject.data.train, subject.data.test
-    if samples is not None:
-        generator = torch.Generator().manual_seed(derived(seed, "samples"))
-        train = choose_samples(train, samples, generator)
-
-    def problem(data: Any) -> Problem:
-        in_memory = isinstance(getattr(data, "tensors", data), tuple)
-        size = (batch_size or usual_batch_size(data)) if in_memory else None
-        return Problem(model, data, chosen, batch_size=size)
-
-    return problem(train), None if test is None else problem(test)
-
-
-def _listed(text: str) -> list[str]:
+def _listed(text: str | None) -> list[str] | None:
+    if text is None:
+        return None
     return [part.strip() for part in text.split(",") if part.strip()]
 
 

@@ -18,6 +18,7 @@ from curvescope.cli.certify import certify
 from curvescope.cli.compare import compare
 from curvescope.cli.data import data
 from curvescope.cli.demo import demo
+from curvescope.cli.doctor import doctor
 from curvescope.cli.entry import INTERRUPTED
 from curvescope.cli.interrupts import Stopped
 from curvescope.cli.reproduce import reproduce
@@ -51,6 +52,7 @@ app = typer.Typer(
 )
 app.command(short_help="Train, analyze and certify small networks, with a report.")(demo)
 app.command(short_help="Train a network of the papers.")(train)
+app.command(short_help="Try a model out: what can be done, and what it takes.")(doctor)
 app.command(short_help="Measure a network's curvature, with a report.")(analyze)
 app.command("analyse", hidden=True)(analyze)
 app.command(short_help="Bound a network's error on new examples.")(certify)

@@ -20,6 +20,7 @@ from curvescope.cli.options import (
     DataSeed,
     Debug,
     Device,
+    DryRun,
     Quiet,
     Root,
     Seed,
@@ -91,6 +92,7 @@ def certify(
     ] = None,
     seed: Seed = 0,
     device: Device = "auto",
+    dry_run: DryRun = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -113,8 +115,11 @@ def certify(
     from curvescope.certificates import Certificate
     from curvescope.certificates.certificate import posterior_file
     from curvescope.cli import verification
+    from curvescope.cli.estimates import tell as tell_estimate
     from curvescope.cli.inputs import choose_device
     from curvescope.experiments.certified import certified, parts_folder
+    from curvescope.experiments.doctor.certificate import examples
+    from curvescope.experiments.doctor.examination import estimate_certificate
     from curvescope.experiments.load import importable
 
     home = choose_device(device)
@@ -137,6 +142,12 @@ def certify(
         subject, before = _subject(*files, root=root, seed=data_seed)
     check_place(place)
     subject.model.to(home)
+    if dry_run or not (quiet or as_json or place.exists()):
+        problem = examples(subject.model, subject.data.train)
+        forecast = estimate_certificate(problem, settings["method"])
+        tell_estimate(forecast, problem, stop=dry_run, as_json=as_json)
+    if dry_run:
+        return
     advice = f"what is finished lies in {parts_folder(place)}: the same command goes on from there"
     with (
         stoppable(advice, parts_folder(place)),

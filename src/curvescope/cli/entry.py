@@ -1,4 +1,4 @@
-"""The entry point of the command line, which handles ctrl-C before anything slow is imported.
+"""The first line of ours that runs: ctrl-C is heard before anything slow is imported.
 
 Until a command begins to write results, ctrl-C ends the process on the spot. Raising
 ``KeyboardInterrupt`` would not do: inside the import of an extension module it may be swallowed, or
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def listen() -> None:
-    """From here on ctrl-C ends the process at once, unless it was started with SIGINT ignored."""
+    """From here on ctrl-C ends the process at once, unless whoever started us wants it ignored."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, leave)
         # The interpreter's own end is too late to interrupt: all is done and said.

@@ -12,9 +12,12 @@ import torch
 from torch import nn
 
 from curvescope import io
+from curvescope._state import evaluated
 from curvescope.errors import CurvescopeError
 from curvescope.experiments import load, trained
 from curvescope.experiments.load import Splits
+from curvescope.experiments.stages.context import derived
+from curvescope.problem import Problem
 
 _ARRAYS = "arrays X and y for training and, if there is test data, X_test and y_test"
 
@@ -49,6 +52,50 @@ def of_code(
     if weights is not None:
         load.read_weights(weights, network)
     return Subject(network, splits, "cross_entropy", model)
+
+
+def subject_of(
+    run: Path | None,
+    model: str | None,
+    weights: Path | None,
+    data: str | None,
+    *,
+    root: Path | None,
+    seed: int | None,
+) -> Subject:
+    """The model with its weights and data, from a run or from the user's code and files."""
+    if run is not None:
+        return of_run(run, data, root=root, seed=seed)
+    assert model is not None, "checked before"
+    assert data is not None, "checked before"
+    return of_code(model, data, weights, root=root, seed=seed)
+
+
+def problems(
+    subject: Subject,
+    loss: str | None,
+    device: str,
+    samples: int | None,
+    batch_size: int | None,
+    seed: int,
+) -> tuple[Problem, Problem | None]:
+    """The problem of the training data, and that of the test data if there is any."""
+    if (named := loss or subject.loss) is None:
+        rule = "`run` was trained with a loss of the user's code"
+        raise CurvescopeError("analyze", rule, remedy="name it with `loss=file.py:Loss`")
+    chosen = load.load_loss(named)
+    model = evaluated(subject.model.to(choose_device(device)))
+    train, test = subject.data.train, subject.data.test
+    if samples is not None:
+        generator = torch.Generator().manual_seed(derived(seed, "samples"))
+        train = load.choose_samples(train, samples, generator)
+
+    def problem(data: Any) -> Problem:
+        in_memory = isinstance(getattr(data, "tensors", data), tuple)
+        size = (batch_size or load.usual_batch_size(data)) if in_memory else None
+        return Problem(model, data, chosen, batch_size=size)
+
+    return problem(train), None if test is None else problem(test)
 
 
 def choose_device(name: str) -> torch.device:

@@ -106,6 +106,7 @@ Device = Annotated[
         "--device", metavar="NAME", callback=_device, help="auto, cpu, cuda, cuda:1 or mps."
     ),
 ]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what it will take, and stop there.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback on errors.")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,23 +36,38 @@ def explain_failure(problem: Problem, batch: Batch | None) -> Iterator[None]:
         raise ModelError("Problem", f"{where} cannot be differentiated twice: {reason}") from error
 
 
+@dataclass(frozen=True)
+class ModuleCall:
+    """The first call of a module in a forward pass: what it was given."""
+
+    name: str
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def module_calls(problem: Problem, batch: Batch) -> dict[str, ModuleCall]:
+    """The first call of every module in a forward pass of a batch, in the order of these calls."""
+    calls: dict[str, ModuleCall] = {}
+    with ExitStack() as hooks, problem.evaluation():
+        for name, module in problem.model.named_modules():
+
+            def note(m: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
+                calls.setdefault(name, ModuleCall(name, m, args, dict(kwargs)))
+
+            hooks.callback(module.register_forward_pre_hook(note, with_kwargs=True).remove)
+        problem.output(problem.variables(), batch)
+    return calls
+
+
 def _find(problem: Problem, batch: Batch) -> str | None:
     """The first leaf module whose own second derivative fails at the inputs it gets."""
-    calls: list[tuple[str, nn.Module, tuple[Any, ...], dict[str, Any]]] = []
-    with problem.evaluation():
-        with ExitStack() as hooks:
-            for name, module in problem.model.named_modules():
-                if next(module.children(), None) is None:
-
-                    def note(m: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
-                        calls.append((name, m, args, kwargs))
-
-                    handle = module.register_forward_pre_hook(note, with_kwargs=True)
-                    hooks.callback(handle.remove)
-            problem.output(problem.variables(), batch)
-        for name, module, args, kwargs in calls:
-            if _fails(module, args, kwargs):
-                return f"{name!r} ({type(module).__name__})"
+    for call in module_calls(problem, batch).values():
+        if next(call.module.children(), None) is not None:
+            continue
+        with problem.evaluation():
+            if _fails(call.module, call.args, call.kwargs):
+                return f"{call.name!r} ({type(call.module).__name__})"
     return None
 
 

@@ -1,4 +1,4 @@
-"""Products in stages: what a stage multiplies depends on the products of earlier ones."""
+"""Estimates from products in stages; the rows of a stage depend on the images of earlier ones."""
 
 from __future__ import annotations
 

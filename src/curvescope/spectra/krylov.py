@@ -1,23 +1,23 @@
-"""A Krylov decomposition that can be extended, restarted and given new random directions.
+"""A Krylov decomposition that grows, shrinks and takes in new directions.
 
     A V = V T + F G,        [V, F]ᵀ [V, F] = I
 
-``V: [n, m]`` is the basis, ``F: [n, p]`` holds the *pending* directions, which ``A`` has not been
-multiplied with yet, and ``G: [p, m]`` couples them to the basis. A Ritz pair ``T y = θ y`` has the
-residual ``‖A V y − θ V y‖ = ‖G y‖``, at no product. With one start vector this is Lanczos with full
-re-orthogonalization, with a block of them band or block Lanczos (Ruhe 1979). Replacing ``V`` by
-``V Y`` for chosen Ritz vectors ``Y`` keeps the identity: thick restart (Wu and Simon 2000), the
-symmetric case of Krylov–Schur (Stewart 2001). A new random direction can be added to ``F`` at any
-time: after a breakdown, or to find the copies of repeated eigenvalues.
+``V: [n, m]`` is the basis, ``F: [n, p]`` holds the *pending* directions, which are known but not
+yet multiplied, and ``G: [p, m]`` couples them. A Ritz pair ``T y = θ y`` has the residual
+``‖A V y − θ V y‖ = ‖G y‖``, at no product. With one start vector this is Lanczos with full
+re-orthogonalization, with a block of them band or block Lanczos (Ruhe 1979), and replacing ``V`` by
+``V Y`` for chosen Ritz vectors ``Y`` keeps the identity: that is thick restart (Wu and Simon 2000),
+the symmetric case of Krylov–Schur (Stewart 2001). A fresh random direction may become pending at
+any time, which is how a breakdown is survived and how repeated eigenvalues are found.
 
-Vectors are stored as rows, ``basis: [capacity, n]``; the projected matrix is float64. A product is
-orthogonalized in two steps. The first subtracts the components that follow from the symmetry of
-``A`` (for Lanczos those of the three-term recurrence) and needs no inner products with the basis;
-the second subtracts all others by a blocked product. It is repeated only where it has reduced the
-norm substantially (Daniel, Gragg, Kaufman and Stewart 1976), which is rare. Reading the basis is
-what a step costs besides its product. A direction is dropped where no more than rounding remains of
-it, ``≤ 16 · eps · ‖T‖``, or than a share of ``‖T‖`` that the caller allows; ``dropped`` bounds what
-this adds to residuals.
+Vectors are stored as rows, ``basis: [capacity, n]``; the projected matrix is float64. A new
+direction loses first the components that the symmetry of ``A`` predicts (in Lanczos' case those of
+the three-term recurrence), then, by a blocked product, its other components in the basis. A second
+such pass follows only where the first one took away a good part (Daniel, Gragg, Kaufman and Stewart
+1976), which after the predicted components it rarely does: the passes read the whole basis and are
+what a step costs besides its product. Directions are given up where what remains is rounding,
+``≤ 16 · eps · ‖T‖``, or below a share of ``‖T‖`` that the caller can do without; ``dropped`` bounds
+what this adds to residuals.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from curvescope._checks import AnyFloat
+from curvescope.experiments.configuration import Settings
 from curvescope.experiments.stages.context import Context
 from curvescope.experiments.stages.spectrum_checks import checks
 from curvescope.experiments.store import Outcome, RunDirectory
@@ -74,7 +75,7 @@ def compute(context: Context, name: str) -> Outcome[Spectrum]:
     Cost: ``steps · probes + 2 · trace_probes`` products and those of the outliers.
     """
     A, settings = matrix(context, name), context.settings
-    count = settings.outliers or min(context.outputs + 4, _MOST)
+    count = most_outliers(settings, context.outputs)
     pairs = eigenpairs(
         A,
         min(count, max(1, A.shape[0] // 4)),
@@ -122,6 +123,11 @@ def compute(context: Context, name: str) -> Outcome[Spectrum]:
         None if exact is None else _distance(measure, exact),
     )
     return Outcome(spectrum, checks(spectrum, pairs))
+
+
+def most_outliers(settings: Settings, outputs: int) -> int:
+    """How many eigenpairs are taken out of the spectrum of a network with so many outputs."""
+    return settings.outliers or min(outputs + 4, _MOST)
 
 
 def _distance(measure: SpectralMeasure, exact: ExactSpectrum) -> float:

@@ -1,0 +1,152 @@
+"""What a density and an analysis will take: products counted, and times measured, multiplied.
+
+A density and the sums take a number of products that is known beforehand. Eigenpairs take as many
+as their spectrum asks for: ``PER_PAIR`` is what networks and their layers took, fresh and trained
+(perceptrons, LeNet5, a GPT: from 2.0 to 9 for each pair), and the main uncertainty of a forecast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from curvescope.experiments.configuration import Settings
+from curvescope.experiments.doctor.algebra import Algebra, Taken
+from curvescope.experiments.doctor.parts import Costs
+from curvescope.experiments.doctor.records import Forecast, Measured, Product
+from curvescope.experiments.stages.spectra import MATRICES, most_outliers
+from curvescope.flatness.measures import OUTLIERS
+from curvescope.flatness.report import EXACT_UP_TO, has_batch_statistics
+from curvescope.operators.hessian import Hessian
+from curvescope.problem import Problem
+
+PER_PAIR = {"H": 3.8, "G": 2.4, "E": 4.4}
+_AT_AN_END = 25  # products for a single eigenvalue at the lower end
+_SHARPNESS_STEPS, _SHARPNESS_PROBES = 32, 2
+_REPORT = 4.0  # seconds of the report and its figures, and of each layer's part of them
+_REPORT_LAYER = 0.7
+
+
+class Forecaster:
+    """Forecasts for one problem, from what was measured of it."""
+
+    def __init__(self, problem: Problem, measured: Measured) -> None:
+        self._problem, self._measured = problem, measured
+        self._algebra = Algebra(problem)
+        plan = Hessian(problem).plan
+        self._keeps = plan.many is not None and plan.many.keeps
+
+    def _product(self, matrix: str) -> Product:
+        """The product that estimators take; E costs what H does."""
+        name = "H" if matrix == "E" else matrix
+        product = self._measured.product(name, kept=self._keeps)
+        product = product or self._measured.product(name, kept=False)
+        assert product is not None, "one was measured"
+        return product
+
+    # Estimators ---------------------------------------------------------------------------------
+
+    def density(self, matrix: str, steps: int, probes: int) -> Taken:
+        """A spectral density."""
+        product = self._product(matrix)
+        steps = min(steps, self._algebra.n)
+        each = self._columns(product, probes)
+        most = product.peak_block + self._algebra.density_bytes(steps, probes)
+        return Taken(steps * each + self._algebra.density(steps, probes), most)
+
+    def pairs(self, matrix: str, k: int) -> Taken:
+        """``k`` eigenpairs."""
+        product = self._product(matrix)
+        count = min(PER_PAIR[matrix] * k + 8, self._algebra.n)
+        most = product.peak_one + self._algebra.pairs_bytes(k, count)
+        return Taken(count * product.one + self._algebra.pairs(count), most)
+
+    def sums(self, matrix: str, products: int) -> Taken:
+        """A trace or a norm."""
+        product = self._product(matrix)
+        products = min(products, self._algebra.n)
+        time = self._columns(product, products) + self._algebra.sums(products)
+        return Taken(time, product.peak_block + self._algebra.sums_bytes(products))
+
+    def _columns(self, product: Product, columns: int) -> float:
+        """A product with many columns, as blocks of those that were measured."""
+        if columns <= 1:
+            return product.one
+        if columns < product.columns:
+            slope = (product.block - product.one) / (product.columns - 1)
+            return product.one + max(slope, 0.0) * (columns - 1)
+        return product.block * columns / product.columns
+
+    # Work ---------------------------------------------------------------------------------------
+
+    def density_alone(self, settings: Settings) -> Forecast:
+        """``spectral_measure(H)`` with the steps and probes of an analysis."""
+        taken = self.density("H", settings.steps, settings.probes)
+        filling = self._product("H").filling
+        steps = (("keeping the batches", filling), ("density", taken.seconds))
+        return Forecast("density", filling + taken.seconds, taken.bytes, steps)
+
+    def analysis(
+        self, settings: Settings, layers: Sequence[str], *, classes: bool, test: float = 0.0
+    ) -> Forecast:
+        """All stages of an analysis.
+
+        Args:
+            settings: Of the analysis.
+            layers: Those that are looked into.
+            classes: Whether the class structure is measured.
+            test: Test samples for each training sample.
+        """
+        costs = Costs(self._problem, self._measured)
+        k = most_outliers(settings, costs.outputs)
+        stages = {"overview": self._overview(test)}
+        stages["sharpness"] = self._sharpness(settings, test)
+        for name in MATRICES:
+            stages[f"spectrum {name}"] = self._spectrum(name, settings, k)
+        if layers:
+            stages["layers"] = costs.layers(
+                layers, settings.layer_pairs, PER_PAIR["H"], self._algebra
+            )
+        if classes:
+            stages["classes"] = costs.classes(layers, settings, self._product("G").one)
+        report = _REPORT + _REPORT_LAYER * len(layers)
+        stages["report"] = Taken(report)
+        steps = tuple((name, taken.seconds) for name, taken in stages.items())
+        total = sum(seconds for _, seconds in steps)
+        return Forecast("analysis", total, max(t.bytes for t in stages.values()), steps)
+
+    def _overview(self, test: float) -> Taken:
+        m = self._measured
+        passes = 7 * m.gradient + 12 * m.forward + 2 * test * m.forward
+        return Taken(passes, m.gradient_peak)
+
+    def _sharpness(self, settings: Settings, test: float) -> Taken:
+        n = self._algebra.n
+        if n <= EXACT_UP_TO:
+            taken = [self.sums("H", n), self.sums("G", n)]
+        else:
+            probes = max(settings.trace_probes // 2, 4) + OUTLIERS + 1
+            quadrature = _SHARPNESS_STEPS, _SHARPNESS_PROBES
+            ends = [self._end(name) for name in ("H", "G")]
+            taken = [self.pairs(name, OUTLIERS) for name in ("H", "G")] + ends
+            taken += [self.sums(name, probes) for name in ("H", "G")]
+            taken += [self.density(name, *quadrature) for name in ("H", "G")]
+        seconds = self._product("H").filling + sum(t.seconds for t in taken)
+        seconds *= 2 if has_batch_statistics(self._problem.model) else 1
+        scores = (2 + test) * self._measured.forward
+        return Taken(seconds + scores, max(t.bytes for t in taken))
+
+    def _end(self, matrix: str) -> Taken:
+        one = self._product(matrix).one
+        return Taken(_AT_AN_END * one + self._algebra.pairs(_AT_AN_END))
+
+    def _spectrum(self, matrix: str, settings: Settings, k: int) -> Taken:
+        n = self._algebra.n
+        pairs = self.pairs(matrix, min(k, max(1, n // 4)))
+        density = self.density(matrix, settings.steps, settings.probes)
+        sums = self.sums(matrix, settings.trace_probes)
+        taken = [pairs, density, sums, sums]
+        if n <= settings.exact_rows:
+            taken.append(self.sums(matrix, n))
+        deflated = density.bytes + k * self._algebra.row
+        most = max(deflated, *(t.bytes for t in taken))
+        return Taken(sum(t.seconds for t in taken), most)
