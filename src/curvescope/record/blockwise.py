@@ -97,9 +97,9 @@ class Attention:
             for h in range(0, heads, some):
                 for r in range(0, length, rows):
                     end = min(length, r + rows)
-                    seen = min(keys, end) if self._causal else keys
+                    visible = min(keys, end) if self._causal else keys
                     yield Piece(
-                        slice(b, b + several), slice(h, h + some), slice(r, end), slice(0, seen)
+                        slice(b, b + several), slice(h, h + some), slice(r, end), slice(0, visible)
                     )
 
     def _attention(self, at: Piece) -> Tensor:

@@ -69,8 +69,8 @@ class ClassOuter:
         """The product with each column."""
         if self.cross is not None:
             return _outer(loss, self.vectors(loss), t)
-        own = (self._labels(loss) == self.label)[:, None]
-        return loss.hessian(loss.scatter(loss.terms(t) * own, t))
+        members = (self._labels(loss) == self.label)[:, None]
+        return loss.hessian(loss.scatter(loss.terms(t) * members, t))
 
     def vectors(self, loss: LossAt) -> Tensor:
         """``√p_c' d_c'``: one for each output, or each of the would-be class, ``[k, terms, c]``.

@@ -247,9 +247,9 @@ class Recorder(SlotKeeper):
             )
         edges = [edge for edge in node.next_functions if edge[0] is not None]
         slots: dict[Any, int] = {}
-        for slot, known in reversed(self._slots.values()):
-            if known.requires_grad:
-                slots.setdefault((get_gradient_edge(known).node, known.output_nr), slot)
+        for slot, source in reversed(self._slots.values()):
+            if source.requires_grad:
+                slots.setdefault((get_gradient_edge(source).node, source.output_nr), slot)
             if all(edge in slots for edge in edges):
                 break
         else:

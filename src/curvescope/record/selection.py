@@ -70,10 +70,10 @@ def _is_variable(
     problem: Problem, name: str, module: nn.Module, first: dict[int, str] | None
 ) -> bool:
     """Whether the weight is among the variables; with ``first`` a shared one by its first name."""
-    own = module._parameters.get("weight")
-    if own is None:
+    weight = module._parameters.get("weight")
+    if weight is None:
         return False
-    return (join(name, "weight") if first is None else first[id(own)]) in problem.params.shapes
+    return (join(name, "weight") if first is None else first[id(weight)]) in problem.params.shapes
 
 
 def first_names(model: nn.Module) -> dict[int, str]:
@@ -90,13 +90,13 @@ def _check_layer(
         rule = f"layer {name!r} is not in the model; {_either(matrices)} layers are {names}"
         raise CurvescopeError("layers", rule)
     module = modules[name]
-    own = kind_of(module)
-    if own is None or not _fits(own, matrices):
-        changed = own is None and isinstance(module, kinds())
+    kind = kind_of(module)
+    if kind is None or not _fits(kind, matrices):
+        changed = kind is None and isinstance(module, kinds())
         why = " with a changed forward or weight" if changed else ""
         rule = f"layer {name!r} must be {_either(matrices)}"
         raise UnsupportedLayer("layers", rule, given=f"{type(module).__name__}{why}")
-    if not own.works_in(problem.mode):
+    if not kind.works_in(problem.mode):
         raise UnsupportedLayer(
             "layers",
             f"layer {name!r} takes the statistics of the batch, so that samples see each other",
@@ -113,9 +113,9 @@ def _check_layer(
 
 def users_of(model: nn.Module, module: nn.Module, part: str) -> list[str]:
     """All names of a module's weight or bias; several where it is shared."""
-    own = module._parameters.get(part)
+    parameter = module._parameters.get(part)
     everything = model.named_parameters(remove_duplicate=False)
-    return [] if own is None else [name for name, p in everything if p is own]
+    return [] if parameter is None else [name for name, p in everything if p is parameter]
 
 
 def _fits(kind: Kind | None, matrices: bool) -> bool:

@@ -69,8 +69,8 @@ class Pass:
             for u, last in self._directions(record, loss, piece, by_term):
                 for name, e in pull_back(u, last).items():
                     for label, (index, samples, _) in members.items():
-                        own = _some(e, index, record.samples)
-                        self.moments[name, label].add_errors(own, samples, apart=by_term)
+                        rows = _some(e, index, record.samples)
+                        self.moments[name, label].add_errors(rows, samples, apart=by_term)
 
     def _directions(
         self, record: Capture, loss: LossAt, piece: Batch, by_term: bool

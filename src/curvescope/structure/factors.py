@@ -198,7 +198,7 @@ def exact_passes(problem: Problem) -> int:
 
 def _result(problem: Problem, name: str, sums: Pass) -> KroneckerFactors:
     kind = layer_of(problem.model, name)
-    some = next(moment for (own, _), moment in sums.moments.items() if own == name)
+    some = next(moment for (layer, _), moment in sums.moments.items() if layer == name)
     users = users_of(problem.model, kind.module, "weight")
     extended = sums.bias and isinstance(kind, LayerKind)
     like = KroneckerFactors(

@@ -35,12 +35,12 @@ class Groups:
         if isinstance(given, Groups):
             given = given.classes
         if isinstance(given, Mapping):
-            known = {int(output): int(c) for output, c in given.items()}
-            wrong = [output for output in known if not 0 <= output < outputs]
+            of_output = {int(output): int(c) for output, c in given.items()}
+            wrong = [output for output in of_output if not 0 <= output < outputs]
             if wrong:
                 raise CurvescopeError(where, rule, given=f"a class for output {wrong[0]}")
-            rest = max(known.values(), default=-1) + 1
-            classes = [known.get(output, rest) for output in range(outputs)]
+            rest = max(of_output.values(), default=-1) + 1
+            classes = [of_output.get(output, rest) for output in range(outputs)]
         elif isinstance(given, Tensor | Sequence) and not isinstance(given, str):
             tensor = torch.as_tensor(given)
             if tensor.shape != (outputs,) or tensor.is_floating_point():

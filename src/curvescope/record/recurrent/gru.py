@@ -30,9 +30,9 @@ def run(x: Tensor, w: Tensor, bias: Tensor | None, h: Tensor, c: Tensor | None) 
     steps, batch, width = x.shape[0], x.shape[1], x.shape[2] // GATES
     gates, wt = x.new_empty(steps, batch, 4 * width), w.t().contiguous()
     out = x.new_empty(steps, batch, width)
-    for a, kept, h_ in zip(x.unbind(), gates.unbind(), out.unbind(), strict=True):
+    for a, row, h_ in zip(x.unbind(), gates.unbind(), out.unbind(), strict=True):
         u = multiply(h, wt) if bias is None else torch.addmm(bias, h, wt)
-        rz, n, last = kept.split([2 * width, width, width], 1)
+        rz, n, last = row.split([2 * width, width, width], 1)
         torch.add(a[:, : 2 * width], u[:, : 2 * width], out=rz).sigmoid_()
         last.copy_(u[:, 2 * width :])
         torch.addcmul(a[:, 2 * width :], rz[:, :width], last, out=n).tanh_()

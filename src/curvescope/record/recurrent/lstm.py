@@ -54,11 +54,11 @@ class Slopes:
         self._w, self._wt = n.w, n.w.t().contiguous()
         i, f, g, o = n.gates.chunk(GATES, 2)
         squashed = torch.tanh(n.cells)
-        self._own = n.gates * (1 - n.gates)  # of the gates by their arguments
-        self._own.chunk(GATES, 2)[2].copy_(1 - g * g)
+        self._slopes = n.gates * (1 - n.gates)  # of the gates by their arguments
+        self._slopes.chunk(GATES, 2)[2].copy_(1 - g * g)
         self._arguments = torch.empty_like(n.gates)  # of c' by those of i, f, g; of h' by that of o
         factors = torch.cat([g, before(n.cells, n.c0), i, squashed], 2)
-        torch.mul(self._own, factors, out=self._arguments)
+        torch.mul(self._slopes, factors, out=self._arguments)
         self._cell = o * (1 - squashed * squashed)  # of h' by c'
         self._forget = f
         self._numbers, self._squashed = n, squashed
@@ -75,7 +75,7 @@ class Slopes:
             if h is not None:
                 a = affine(a.view(-1, wide), h.reshape(-1, width), self._wt).view(a.shape)
             torch.mul(a, self._arguments[t], out=scaled)
-            torch.mul(a, self._own[t], out=x[t])
+            torch.mul(a, self._slopes[t], out=x[t])
             torch.sum(parts[:, :, :3], 2, out=cells[t])
             if c is not None:
                 cells[t].addcmul_(self._forget[t], c)
@@ -116,18 +116,18 @@ class Slopes:
 
     def bend(self, totals: Tensor, cells: Tensor) -> Bends:
         """The second derivatives, weighted with the adjoint of the recorded pass."""
-        return Bends(self._numbers, self._own, self._squashed, totals, cells)
+        return Bends(self._numbers, self._slopes, self._squashed, totals, cells)
 
 
 class Bends:
     """How the adjoint's slopes change with states and gates, times the adjoint."""
 
     def __init__(
-        self, n: Numbers, own: Tensor, squashed: Tensor, totals: Tensor, cells: Tensor
+        self, n: Numbers, slopes: Tensor, squashed: Tensor, totals: Tensor, cells: Tensor
     ) -> None:
         assert n.c0 is not None
         i, f, g, o = n.gates.chunk(GATES, 2)
-        si, sf, sg, so = own.chunk(GATES, 2)
+        si, sf, sg, so = slopes.chunk(GATES, 2)
         dh, m = totals[:, 0], cells[:, 0]
         curved = dh * (1 - squashed * squashed)
         self._cell_o, self._cell_c = curved, -2 * o * squashed * curved

@@ -28,15 +28,15 @@ class Plain:
 
     def slopes(self, n: Numbers) -> Slopes:
         """The derivatives at the recorded numbers."""
-        own = 1 - n.out * n.out if self._bends else (n.out > 0).to(n.out.dtype)
-        return Slopes(n, own, bends=self._bends)
+        slopes = 1 - n.out * n.out if self._bends else (n.out > 0).to(n.out.dtype)
+        return Slopes(n, slopes, bends=self._bends)
 
 
 class Slopes:
     """The derivatives at the recorded numbers."""
 
-    def __init__(self, n: Numbers, own: Tensor, *, bends: bool) -> None:
-        self._w, self._wt, self._own = n.w, n.w.t().contiguous(), own
+    def __init__(self, n: Numbers, slopes: Tensor, *, bends: bool) -> None:
+        self._w, self._wt, self._slopes = n.w, n.w.t().contiguous(), slopes
         self._numbers, self._bends = n, bends
 
     def push(self, x: Tensor, h: Tensor | None, c: Tensor | None) -> States:
@@ -46,7 +46,7 @@ class Slopes:
             a = x[t]
             if h is not None:
                 a = affine(a.view(-1, width), h.reshape(-1, width), self._wt).view(a.shape)
-            h = torch.mul(a, self._own[t], out=x[t])
+            h = torch.mul(a, self._slopes[t], out=x[t])
         return x, x.new_empty(0), x.new_empty(0)
 
     def pull(self, onto: Sources) -> Adjoint:
@@ -57,7 +57,7 @@ class Slopes:
         carry: Tensor | None = None
         for t in reversed(range(steps)):
             later(onto.h, t, carry, totals[t])
-            dx[t].addcmul_(self._own[t], totals[t])
+            dx[t].addcmul_(self._slopes[t], totals[t])
             carry = multiply(dx[t].view(-1, width), self._w).view(columns, batch, width)
         assert carry is not None
         return Adjoint(dx, None, carry, None, totals, None)
