@@ -87,7 +87,8 @@ def _forecast(
     most, _ = peak(lambda: run(_SHORT), device)
     short, long = once(lambda: run(_SHORT), device), once(lambda: run(_LONG), device)
     steps = max(len(pair[1]) // method.batch_size, 1)
-    step = max(long - short, 0.0) / (_LONG - _SHORT) / steps
+    epoch = (long - short) / (_LONG - _SHORT)
+    step = (epoch if epoch > 0 else long / _LONG) / steps  # the clock may be coarser than an epoch
     basis = max(short - steps * step, 0.0)
     bases = 1 + sum(method.refreshes(epoch) for epoch in range(method.epochs))
     more = measured.samples - len(pair[1])
@@ -115,7 +116,7 @@ def _draws(
         )
 
     rounds(1)
-    each = max(rounds(3) - rounds(1), 0.0) / 2  # a pass over the pair, or one of its blocks
+    each = rounds(3) / 3  # a pass over the pair, or one of its blocks
     network = StochasticNetwork(problem.model, posterior.layout, pair[0][:4])
     slack = max(_ERROR / 30, 1e-3) if network.independent else 1e-2
     draws = draws_for_slack(_ERROR, slack, delta=0.01)
