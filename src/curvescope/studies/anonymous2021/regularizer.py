@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from math import log10, nan
 from statistics import median
 
 import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from curvescope.figures.model import Picture
 from curvescope.flatness import TraceRegularizer
@@ -15,6 +19,7 @@ from curvescope.spectra import trace
 from curvescope.studies import pictures
 from curvescope.studies.courses import Course, Courses, courses
 from curvescope.studies.granziol2020.solutions import beyond, over_seeds, sample_gain
+from curvescope.studies.networks import fresh
 from curvescope.studies.run import Result, Run, Value
 
 CASES = ("fitted", "unfitted")
@@ -29,6 +34,7 @@ def run(run: Run) -> Result:
     values: dict[str, float | Value] = {}
     for case, by_weight in found.items():
         values |= _values(run, case, by_weight)
+    values["a step with the penalty over a plain one"] = _cost(run, found["fitted"][0.0])
     return Result(values, (_picture(found),))
 
 
@@ -61,9 +67,6 @@ def _values(run: Run, case: str, by_weight: dict[float, Courses]) -> dict[str, f
     ratios = [log10(b / a) for a, b in zip(*traces.values(), strict=True)]
     name = f"log₁₀ of tr G with the penalty over that without, {case}, plus two standard errors"
     values[name] = beyond(ratios, upper=True)
-    seconds = [[_seconds(each) for each in group.runs] for group in (plain, penalized)]
-    cost = [b / a for a, b in zip(*seconds, strict=True)]
-    values[f"an epoch in plain epochs, {case}"] = over_seeds(cost)
     return values
 
 
@@ -76,9 +79,26 @@ def _trace(run: Run, group: Courses, each: Course) -> float:
     return trace(GaussNewton(problem), probes=16, block=4, generator=run.generator(1)).value
 
 
-def _seconds(each: Course) -> float:
-    """Of an epoch; the first one also chooses kernels."""
-    return median(epoch.seconds for epoch in each.trained.history)
+def _cost(run: Run, trained: Courses) -> float:
+    """The time of a step with the penalty over that of a plain one: the median of pairs in turn."""
+    model = fresh(trained.description, trained.data, run.seed).to(run.device).train()
+    size = trained.description.recipe.batch_size
+    X, y = trained.data.X[:size], trained.data.y[:size]
+    penalty = TraceRegularizer("ggn", weight=WEIGHTS[1], generator=run.generator(2))
+
+    def seconds(loss: Callable[[], Tensor]) -> float:
+        begin = time.perf_counter()
+        loss().backward()
+        if X.is_cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter() - begin
+
+    def penalized() -> Tensor:
+        parts = penalty.objective(model, X, y)
+        return parts.loss + parts.penalty
+
+    pairs = [(seconds(lambda: cross_entropy(model(X), y)), seconds(penalized)) for _ in range(12)]
+    return median(b / a for a, b in pairs[2:])
 
 
 def _picture(found: dict[str, dict[float, Courses]]) -> Picture:
