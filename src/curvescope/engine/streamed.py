@@ -11,6 +11,7 @@ from torch import Tensor
 from curvescope.engine import fitting
 from curvescope.engine.linearize import SHARE, Linearizer, add_product, columns_for
 from curvescope.engine.matrix import Matrix
+from curvescope.errors import CurvescopeError
 from curvescope.problem.batches import Batch
 from curvescope.record import memory
 from curvescope.record.batch import TapeBatch
@@ -43,7 +44,10 @@ def samples_at_once(linearizer: Linearizer, matrix: Matrix) -> int | None:
         return None
     key = (matrix.second_order, matrix.space.names)
     if key not in linearizer.sizes:
-        linearizer.sizes[key] = _fitting(linearizer, matrix)
+        try:
+            linearizer.sizes[key] = _fitting(linearizer, matrix)
+        except CurvescopeError:  # a model that takes another path for a few samples
+            linearizer.sizes[key] = None
     return linearizer.sizes[key]
 
 
@@ -81,7 +85,10 @@ def peak(linearizer: Linearizer, matrix: Matrix, *, cut: bool = True) -> int | N
         return None
     room = SHARE * memory.free(matrix.problem.device)
     size = samples_at_once(linearizer, matrix) if cut else None
-    return measured.peak(room).of(size or measured.samples)
+    try:
+        return measured.peak(room).of(size or measured.samples)
+    except CurvescopeError:
+        return None
 
 
 def add_batch(
