@@ -36,8 +36,9 @@ def _recurrent(call: Call) -> LinearStep:
         moved = None  # what weights and bias do to W h + b
         if w is not None:
             moved = _by_columns(multiply(states, w.flatten(0, 1).t()), steps, columns)
-        if b is not None:
-            moved = _sum(moved, b[:, None].expand(shape))
+        if b is not None:  # in memory of its own: the loops write over what they are given
+            by_bias = b[:, None].expand(shape).clone(memory_format=torch.contiguous_format)
+            moved = by_bias if moved is None else moved.add_(by_bias)
         if kind == "gru":
             more = () if moved is None else (moved.contiguous(),)
         else:
