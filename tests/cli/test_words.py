@@ -91,7 +91,7 @@ FILES = ["--weights", "bad.safetensors", "--initial", "bad.safetensors"]
             [*CERTIFY, *FILES, "--delta", "0.4", "--draw-delta", "0.4"],
             "--delta + --draw-delta",
         ),
-        (["reproduce", "nothing"], "there is no entry 'nothing'; curvescope reproduce list shows"),
+        (["reproduce", "nothing"], "there is no study 'nothing'; curvescope reproduce list shows"),
         (["compare", "."], "compare: needs at least two runs, got 1"),
         (["demo", "--out", "bad.json"], "'bad.json': is a file; name a folder with --out"),
         (["view", ".", "--host", "0.0.0.0"], "--host must be one IPv4 address of this machine"),

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import curvescope as cs
-from curvescope.problem.attention import AttentionNotice
 from curvescope.problem.calling import call_with
 
 
@@ -85,31 +84,3 @@ def test_a_tensor_of_two_modules_is_replaced_in_both() -> None:
     found = call_with(model, {"0.weight": doubled}, (torch.tensor([1.0, 3.0]),))
     assert found.tolist() == [4.0, 12.0]
     assert second.weight is first.weight
-
-
-def test_attention_off_its_fused_path_is_said_once_by_the_first_pass(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Looking out for it slows every function of torch down, so later passes do not."""
-
-    class Attention(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(normal(4, 4, seed=3))
-            self.watched: list[bool] = []
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.watched.append(torch._C._len_torch_function_stack() > 0)
-            h = x @ self.weight
-            return F.scaled_dot_product_attention(h, h, x).mean(1)
-
-    monkeypatch.setattr(AttentionNotice, "said", False)
-    model, x = Attention(), normal(6, 3, 4, seed=4)
-    problem = cs.Problem(model, (x, torch.randint(4, (6,), generator=generator(2))))
-    cs.kronecker_factors(cs.Problem(nn.Linear(4, 4).double(), (x[:, 0], torch.arange(6) % 4)))
-    assert "unfused" not in caplog.text
-    problem.value()
-    problem.gradient()
-    assert caplog.text.count("unfused path") == 1
-    assert model.watched[0]
-    assert not any(model.watched[1:])

@@ -81,7 +81,7 @@ def _trace(run: Run, group: Courses, each: Course) -> float:
 
 def _cost(run: Run, trained: Courses) -> float:
     """The time of a step with the penalty over that of a plain one: the median of pairs in turn."""
-    model = fresh(trained.description, trained.data, run.seed).to(run.device).train()
+    model = fresh(trained.description, trained.data, run.seed).to(run.device)
     size = trained.description.recipe.batch_size
     X, y = trained.data.X[:size], trained.data.y[:size]
     penalty = TraceRegularizer("ggn", weight=WEIGHTS[1], generator=run.generator(2))

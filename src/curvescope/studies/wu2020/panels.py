@@ -94,6 +94,7 @@ def spectra(title: str, outputs: Tensor, layer: Tensor | None = None, *, k: int 
 def over_first(values: Tensor) -> Tensor:
     """Eigenvalues over the largest.
 
+    >>> import torch
     >>> over_first(torch.tensor([4.0, 1.0]))
     tensor([1.0000, 0.2500])
     """
