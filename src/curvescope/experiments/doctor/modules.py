@@ -24,7 +24,7 @@ from curvescope.problem import Problem
 from curvescope.record.batch import TapeBatch
 from curvescope.record.diagnosis import ModuleCall, module_calls
 from curvescope.record.rules import Untraceable
-from curvescope.record.selection import join, linear_layers
+from curvescope.record.selection import join, layers_of_any_kind
 
 _FAILURES = (RuntimeError, NotImplementedError)
 
@@ -165,7 +165,7 @@ def _closed_forms(problem: Problem, name: str, module: nn.Module) -> tuple[tuple
     if kind_of(module) is None or join(name, "weight") not in problem.params.shapes:
         return (), ""
     try:
-        linear_layers(problem, [name])
+        layers_of_any_kind(problem, [name])
         forms = []
         for matrix, operator in zip(MATRICES, (Hessian, GaussNewton), strict=True):
             plan = operator(problem, keep=True).block(join(name, "weight")).plan
