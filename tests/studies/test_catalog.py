@@ -66,9 +66,14 @@ def just_outside(criterion: Criterion) -> Iterator[float]:
 @EVERY
 def test_a_wrong_number_fails_its_check(study: Study) -> None:
     """With the numbers of the committed outcome, each replaced by a wrong one in its turn."""
+    for criterion in study.criteria:  # also of studies that have no outcome
+        if not criterion.missing:
+            assert not any(criterion.agrees(wrong) for wrong in just_outside(criterion)), criterion
+            inside = [bound for bound in criterion.bounds if bound is not None]
+            assert inside
+            assert all(criterion.agrees(bound) for bound in inside), criterion
     made = outcome.load(COMMITTED, study.name)
     if made is None:
-        assert all(c.missing or c.bounds != (None, None) for c in study.criteria)
         return
     lines = outcome.lines(study, made)
     direct = [line for line in lines if line.agrees is not None and line.value in made.values]
@@ -83,6 +88,18 @@ def test_a_wrong_number_fails_its_check(study: Study) -> None:
                 if each.value == line.value and each.criterion == line.criterion
             )
             assert verdict is False, (line.value, wrong)
+    derived = [line for line in lines if line.agrees is not None and line.value not in made.values]
+    for line in derived:  # what follows from several numbers is judged as it comes out
+        assert line.criterion is not None
+        for wrong in just_outside(line.criterion):
+            follows = {line.value: wrong}
+            again = outcome.lines(replace(study, derive=lambda *_, made=follows: made), made)
+            verdicts = [
+                each.agrees
+                for each in again
+                if each.value == line.value and each.criterion == line.criterion
+            ]
+            assert verdicts == [False], (line.value, wrong)
     judged = [line for line in lines if line.agrees is not None]
     assert judged or not study.criteria, "nothing of the outcome is judged"
 

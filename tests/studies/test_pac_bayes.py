@@ -58,11 +58,12 @@ def test_what_follows_from_several_rows() -> None:
     values = {
         "bound, T-6 BASE": 0.2, "bound, T-6 ITER": 0.15, "bound, T-6 ITER.M": 0.18,
         "bound, T-7 BASE": 0.3, "bound, T-7 ITER": 0.31, "bound, R-6 BASE": 0.6,
-        "bound, R-6 ITER": 0.9, "bound, T-600 APPR": 0.145,
+        "bound, R-6 ITER": 0.9, "bound, T-600 APPR": 0.145, "bound, T-6 LOCAL": 0.12,
     }  # fmt: skip
     derived = pac_bayes.derive(values, {})
     assert derived["bound of ITER less that of BASE, largest"] == pytest.approx(0.01)
     assert derived["bound of ITER.M over that of ITER, least"] == pytest.approx(1.2)
+    assert derived["bound of LOCAL less that of ITER, largest"] == pytest.approx(-0.03)
     assert derived["bound as in table 1, T-600 APPR"] == 0.145
     assert pac_bayes.derive({}, {}) == {}
 

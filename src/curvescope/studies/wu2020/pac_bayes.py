@@ -256,6 +256,9 @@ def derive(values: Mapping[str, float], numbers: Mapping[str, Any]) -> dict[str,
     gains = [a - b for a, b in _pairs(values, "ITER", "BASE")]
     if gains:
         made["bound of ITER less that of BASE, largest"] = max(gains)
+    own = [a - b for a, b in _pairs(values, "LOCAL", "ITER")]
+    if own:
+        made["bound of LOCAL less that of ITER, largest"] = max(own)
     losses = [a / b for a, b in _pairs(values, "ITER.M", "ITER")]
     if losses:
         made["bound of ITER.M over that of ITER, least"] = min(losses)
