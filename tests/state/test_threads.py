@@ -174,6 +174,25 @@ def test_other_functions_beside_products() -> None:
         _assert_same(key, after[key], value)
 
 
+def test_layers_are_named_while_other_threads_evaluate() -> None:
+    """Closed forms look at the model's own weights, whatever a product has put in their place."""
+    model = build("mlp")
+    v = torch.ones(sum(p.numel() for p in model.parameters()), dtype=torch.float64)
+    expected = cs.kronecker_factors(Problem(model, batches()))
+
+    def multiply() -> None:
+        for _ in range(60):
+            cs.Hessian(Problem(model, batches()), keep=False) @ v
+
+    def look() -> None:
+        for _ in range(30):
+            problem = Problem(model, batches())
+            for name, factors in cs.kronecker_factors(problem).items():
+                torch.testing.assert_close(factors.autocorrelation, expected[name].autocorrelation)
+
+    at_once(lambda i: [multiply, look][i % 2]())
+
+
 def test_two_models_with_a_part_in_common() -> None:
     torch.manual_seed(6)
     body = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh()).double()

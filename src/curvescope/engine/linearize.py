@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch import Tensor
 
+from curvescope._state import exclusive
 from curvescope.engine.graph import GraphBatch
 from curvescope.engine.matrix import DEPTHS, Depth, Matrix
 from curvescope.problem.batches import Batch
@@ -119,7 +120,8 @@ class Linearizer:
 
 def _size(problem: Problem, batch: LinearizedBatch) -> int:
     """Bytes that a batch holds besides the model's own."""
-    parameters = {memory.address(p) for p in problem.model.parameters()}
+    with exclusive(problem.model):
+        parameters = {memory.address(p) for p in problem.model.parameters()}
     with _rerun(problem, batch):
         tensors = batch.residuals()
     return memory.size(t for t in tensors if memory.address(t) not in parameters)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.utils import _pytree as pytree
 
+from curvescope._state import exclusive
 from curvescope.errors import ModelError
 from curvescope.layers import Kind, watched_calls
 from curvescope.problem.batches import Batch
@@ -166,9 +167,11 @@ def capture(
     which are not recorded.
     """
     kinds = {name: layer_of(problem.model, name) for name in layers}
-    first = first_names(problem.model)
-    names = {name: first[id(kind.weight)] for name, kind in kinds.items()}
-    variables = {names[name]: kind.weight.detach().requires_grad_() for name, kind in kinds.items()}
+    with exclusive(problem.model):  # another thread's evaluation puts other tensors in
+        first = first_names(problem.model)
+        own = {name: kind.weight for name, kind in kinds.items()}
+    names = {name: first[id(weight)] for name, weight in own.items()}
+    variables = {names[name]: weight.detach().requires_grad_() for name, weight in own.items()}
     record = passage(
         problem, batch, {name: kind.module for name, kind in kinds.items()}, variables,
         common=problem.companion(Trials).common, look=look,

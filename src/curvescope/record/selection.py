@@ -45,22 +45,22 @@ def _selected(
     problem: Problem, layers: str | Iterable[str] | None, matrices: bool, shared: bool
 ) -> tuple[str, ...]:
     modules = dict(problem.model.named_modules(remove_duplicate=False))
-    if layers is None:
-        first = first_names(problem.model)
-        names = [
-            name
-            for name, module in problem.model.named_modules()
-            if _is_variable(problem, name, module, first if shared else None)
-            and _fits(kind_of(module), matrices)
-        ]
-    else:
-        names = [layers] if isinstance(layers, str) else list(layers)
-    if not names:
-        raise CurvescopeError(
-            "layers",
-            f"the model has no {_either(matrices)} layer with a weight among its variables",
-        )
-    with exclusive(problem.model):
+    with exclusive(problem.model):  # another thread's evaluation puts other tensors in
+        if layers is None:
+            first = first_names(problem.model)
+            names = [
+                name
+                for name, module in problem.model.named_modules()
+                if _is_variable(problem, name, module, first if shared else None)
+                and _fits(kind_of(module), matrices)
+            ]
+        else:
+            names = [layers] if isinstance(layers, str) else list(layers)
+        if not names:
+            raise CurvescopeError(
+                "layers",
+                f"the model has no {_either(matrices)} layer with a weight among its variables",
+            )
         for name in names:
             _check_layer(problem, modules, name, matrices, shared)
     return tuple(dict.fromkeys(names))
@@ -129,7 +129,8 @@ def _either(matrices: bool) -> str:
 
 def layer_of(model: nn.Module, name: str) -> Kind:
     """A layer that :func:`layers_of_any_kind` accepted, with its kind."""
-    kind = kind_of(model.get_submodule(name))
+    with exclusive(model):
+        kind = kind_of(model.get_submodule(name))
     assert kind is not None, "checked before"
     return kind
 

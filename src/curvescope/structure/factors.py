@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from curvescope import _checks
+from curvescope._state import exclusive
 from curvescope.errors import CurvescopeError
 from curvescope.layers import LayerKind, LookupKind, as_matrix
 from curvescope.operators.kronecker import Eigen, KroneckerOperator
@@ -199,7 +200,8 @@ def exact_passes(problem: Problem) -> int:
 def _result(problem: Problem, name: str, sums: Pass) -> KroneckerFactors:
     kind = layer_of(problem.model, name)
     some = next(moment for (layer, _), moment in sums.moments.items() if layer == name)
-    users = users_of(problem.model, kind.module, "weight")
+    with exclusive(problem.model):
+        users = users_of(problem.model, kind.module, "weight")
     extended = sums.bias and isinstance(kind, LayerKind)
     like = KroneckerFactors(
         name=name,
