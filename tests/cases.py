@@ -165,7 +165,7 @@ class Case:
         import curvescope as cs
 
         return cs.Problem(
-            self.model(dtype), self.data(dtype), self.loss, params=self.params, mode=self.mode
+            self.model(dtype), self.data(dtype), loss=self.loss, params=self.params, mode=self.mode
         )
 
 

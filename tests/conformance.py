@@ -217,5 +217,8 @@ def check_errors(op: Any) -> None:
         op @ vector.to(other)
     with pytest.raises(CurvescopeError, match=r"meta"):
         op @ torch.zeros(n, dtype=op.dtype, device="meta")
-    with pytest.raises(CurvescopeError, match="Tensor, got ndarray"):
-        op @ np.zeros(n)
+    array = op @ np.zeros(n)
+    if not isinstance(array, np.ndarray) or array.shape != (op.shape[0],):
+        raise AssertionError(f"{op} @ array gives {type(array).__name__}")
+    with pytest.raises(CurvescopeError, match=r"needs a torch\.Tensor or a NumPy array, got str"):
+        op @ "vector"  # type: ignore[call-overload]

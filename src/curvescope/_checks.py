@@ -46,6 +46,13 @@ def finite_float(where: str, name: str, value: float, minimum: float | None = No
     return number
 
 
+def is_number(value: object) -> bool:
+    """Whether this is a real number: Python's, NumPy's, or a tensor of no dimension."""
+    if isinstance(value, bool | str) or getattr(value, "ndim", 0) != 0:
+        return False
+    return isinstance(value, int | float) or hasattr(value, "__float__")
+
+
 def generator(where: str, value: torch.Generator | None) -> torch.Generator:
     """Return the generator; there is no default, because a hidden seed is a hidden choice."""
     import torch

@@ -187,7 +187,7 @@ def test_a_regression_has_no_classes(tmp_path: Path) -> None:
     g = torch.Generator().manual_seed(0)
     X, y = (torch.randn(20, k, generator=g, dtype=torch.float64) for k in (3, 2))
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
-    run = analyze(Problem(model, (X, y), "mse"), tmp_path, seed=0, settings=QUICK)
+    run = analyze(Problem(model, (X, y), loss="mse"), tmp_path, seed=0, settings=QUICK)
     assert run.complete
     assert not any(name.startswith("classes") for name in run.stages)
     assert run.result("overview", Overview).train.error is None

@@ -37,7 +37,7 @@ def g() -> torch.Generator:
 
 def rows(model: nn.Module, *, loss: Any = "cross_entropy", samples: int = 40) -> Problem:
     X = torch.randn(samples, 6, generator=g())
-    return Problem(model, (X, torch.arange(samples) % 3), loss)
+    return Problem(model, (X, torch.arange(samples) % 3), loss=loss)
 
 
 def images(name: str) -> Problem:

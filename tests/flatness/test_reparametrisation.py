@@ -152,7 +152,7 @@ def test_the_library_agrees_with_the_closed_form() -> None:
             return self.w.prod() * x
 
     data = (torch.full((1, 1), -1.3, dtype=torch.float64), torch.zeros(1, 1).double())
-    chain = cs.Problem(Chain(), data, lambda z, _: torch.exp(z).mean())
+    chain = cs.Problem(Chain(), data, loss=lambda z, _: torch.exp(z).mean())
     at = DeepLinear((0.5, -1.5, 2.0), -1.3)
     torch.testing.assert_close(cs.Hessian(chain).dense(), at.hessian)
     torch.testing.assert_close(cs.GaussNewton(chain).dense(), at.gauss_newton)

@@ -149,7 +149,7 @@ def test_losses_errors_and_gaps_of_both_splits() -> None:
 def test_without_test_data_and_without_right_answers() -> None:
     model = nn.Linear(5, 3).double()
     X, _ = data()
-    report = sharpness(cs.Problem(model, (X, X[:, :3]), "mse"), generator=generator())
+    report = sharpness(cs.Problem(model, (X, X[:, :3]), loss="mse"), generator=generator())
     assert report.test is None
     assert report.loss_gap is None
     assert report.train.error is None

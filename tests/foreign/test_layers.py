@@ -45,7 +45,7 @@ GENERAL: dict[str, set[str]] = {
 def test_blocks_of_every_layer_are_exact_and_in_closed_form(name: str) -> None:
     model = hugging_face.model(name).eval()
     data = data_of(name)
-    problem = cs.Problem(model, data, "cross_entropy")
+    problem = cs.Problem(model, data, loss="cross_entropy")
     reference = Reference(model, data, CrossEntropy())
     G = reference.gauss_newton()
     layers = layers_of_any_kind(problem)
@@ -77,7 +77,7 @@ def test_factors_of_a_language_model(name: str) -> None:
     head, last, embedding = LANGUAGE_MODELS[name]
     model = hugging_face.model(name).eval()
     loss = cs.losses.CrossEntropy(axis=-1, shift=0 if "Masked" in name else 1)
-    problem = cs.Problem(model, data_of(name), loss)
+    problem = cs.Problem(model, data_of(name), loss=loss)
     batch = next(iter(problem.data))
     layers = layers_of_any_kind(problem, shared=True)
     assert {head, last} <= terms_apart(problem, batch, layers, shared=True)

@@ -313,7 +313,7 @@ class Tempered(nn.Module):
 @pytest.mark.parametrize("keep", [True, False])
 def test_another_loss_is_noticed(keep: bool, change: Callable[[Any], object], words: str) -> None:
     loss = Tempered()
-    A = Hessian(Problem(first().model, samples(), loss), keep=keep)
+    A = Hessian(Problem(first().model, samples(), loss=loss), keep=keep)
     product(A)
     product(A)
     change(loss)
@@ -323,7 +323,7 @@ def test_another_loss_is_noticed(keep: bool, change: Callable[[Any], object], wo
 
 def test_torchs_own_losses_are_those_that_were_given() -> None:
     loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
-    A = Hessian(Problem(first().model, samples(), loss), keep=False)
+    A = Hessian(Problem(first().model, samples(), loss=loss), keep=False)
     before, name = product(A), A.identity
     loss.label_smoothing = 0.5
     assert loss.weight is not None

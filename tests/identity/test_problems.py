@@ -45,7 +45,7 @@ def test_in_training_mode_the_batches_count(way: str) -> None:
     def problem(world: World) -> Problem:
         batches = list(world.problem().data)
         pairs = [(batch.inputs, batch.target) for batch in batches]
-        return Problem(world.model, pairs, world.loss, mode="train")
+        return Problem(world.model, pairs, loss=world.loss, mode="train")
 
     assert problem(SAME[way](first())).identity != problem(first()).identity
     assert problem(first()).identity == problem(first()).identity

@@ -51,7 +51,7 @@ class World:
     batch_size: int | None = None
 
     def problem(self) -> Problem:
-        return Problem(self.model, self.data, self.loss, batch_size=self.batch_size)
+        return Problem(self.model, self.data, loss=self.loss, batch_size=self.batch_size)
 
     def operator(self) -> LinearOperator:
         A = self.matrix(self.problem(), keep=False)

@@ -35,7 +35,7 @@ def uneven(X: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 def check_both(model: nn.Module, data, loss: str, reference_loss, expected: Tensor) -> None:
     """H and G equal the formula (the model is linear), and so does the reference."""
-    problem = cs.Problem(model, data, loss)
+    problem = cs.Problem(model, data, loss=loss)
     assert_relative(cs.Hessian(problem).dense(), expected, rtol=RTOL, what="H")
     assert_relative(cs.GaussNewton(problem).dense(), expected, rtol=RTOL, what="G")
     reference = Reference(model, data, reference_loss)
@@ -84,7 +84,7 @@ def test_product_of_two_parameters() -> None:
     """Two scalar parameters, ``H ≠ G`` and ``H − G`` known."""
     a, b, x, y = 1.5, -0.5, 2.0, 0.75
     data = (torch.tensor([[x]], dtype=torch.float64), torch.tensor([[y]], dtype=torch.float64))
-    problem = cs.Problem(ScalarProduct(a, b), data, "mse")
+    problem = cs.Problem(ScalarProduct(a, b), data, loss="mse")
     H, G = closed_forms.scalar_product_mse(a, b, x, y)
     assert_relative(cs.Hessian(problem).dense(), H, rtol=RTOL, what="H")
     assert_relative(cs.GaussNewton(problem).dense(), G, rtol=RTOL, what="G")
@@ -103,7 +103,7 @@ def test_empirical_fisher_of_linear_regression() -> None:
         / 9
         / 12
     )
-    op = cs.EmpiricalFisher(cs.Problem(model, uneven(X, Y), "mse"))
+    op = cs.EmpiricalFisher(cs.Problem(model, uneven(X, Y), loss="mse"))
     assert_relative(op.dense(), expected, rtol=RTOL, what="empirical Fisher")
 
 

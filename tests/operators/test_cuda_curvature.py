@@ -41,7 +41,7 @@ def test_products_on_the_gpu(name: str, dtype: torch.dtype, keep: bool) -> None:
     case = BY_NAME[name]
     data = convert(case.data(dtype), dtype, "cuda")
     problem = cs.Problem(
-        case.model(dtype).cuda(), data, case.loss, params=case.params, mode=case.mode
+        case.model(dtype).cuda(), data, loss=case.loss, params=case.params, mode=case.mode
     )
     for matrix, make in (
         ("hessian", cs.Hessian),

@@ -49,7 +49,7 @@ def test_differences_of_the_librarys_own_gradient(name: str) -> None:
             torch.nn.utils.parameters_to_vector(model.parameters()).detach() + shift * v,
             model.parameters(),
         )
-        return cs.Problem(model, case.data(), case.loss, mode=case.mode).gradient()
+        return cs.Problem(model, case.data(), loss=case.loss, mode=case.mode).gradient()
 
     difference = (gradient(STEP) - gradient(-STEP)) / (2 * STEP)
     assert_relative(cs.Hessian(case.problem()) @ v, difference, rtol=RTOL, what="own gradient")

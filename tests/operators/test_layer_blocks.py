@@ -71,7 +71,7 @@ class PositionWise(nn.Module):
 
 def problem_of(make: Callable[[], nn.Module], data: Any, loss: Any = "cross_entropy") -> cs.Problem:
     torch.manual_seed(3)
-    return cs.Problem(make().double(), convert(data, torch.float64), loss)
+    return cs.Problem(make().double(), convert(data, torch.float64), loss=loss)
 
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], Any]] = {

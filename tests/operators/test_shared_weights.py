@@ -175,7 +175,7 @@ def test_lengths_that_differ_and_positions_that_do_not_count() -> None:
         y = torch.randint(3, (3, length), generator=g)
         y[1, length // 2 :] = -100
         data.append((x, y))
-    problem = cs.Problem(model, data, cs.losses.CrossEntropy(axis=-1))
+    problem = cs.Problem(model, data, loss=cs.losses.CrossEntropy(axis=-1))
     reference = Reference(model, data, CrossEntropy(), per_batch=True)
     G = reference.gauss_newton()
     for layer in ("tokens", "places", "ln", "final", "head"):

@@ -143,7 +143,7 @@ def close(ours: Tensor, theirs: Tensor) -> None:
 
 def problem(case: Case, sizes: tuple[int, ...] = (9,)) -> cs.Problem:
     data = list(zip(case.X().split(sizes), case.y.split(sizes), strict=True))
-    return cs.Problem(case.model(), data, case.loss)
+    return cs.Problem(case.model(), data, loss=case.loss)
 
 
 @dataclass
@@ -296,10 +296,10 @@ def test_batches_of_uneven_shapes_are_one_mean_over_elements() -> None:
     X = [torch.randn(n, t, 3, generator=_g(n)).double() for n, t in ((4, 5), (2, 1), (1, 7))]
     y = [torch.randn(*x.shape[:2], 2, generator=_g(9)).double() for x in X]
     for loss, summed in ((nn.MSELoss(), F.mse_loss), (nn.HuberLoss(), F.huber_loss)):
-        ours = cs.Problem(model, list(zip(X, y, strict=True)), loss)
+        ours = cs.Problem(model, list(zip(X, y, strict=True)), loss=loss)
         flat = [torch.cat([t.flatten(0, 1) for t in part]) for part in (X, y)]
         close(ours.value(), summed(model(flat[0]), flat[1]).detach())
-        whole = cs.Problem(model, (flat[0], flat[1]), loss)
+        whole = cs.Problem(model, (flat[0], flat[1]), loss=loss)
         close(cs.Hessian(ours).dense(), cs.Hessian(whole).dense())
 
 
@@ -320,14 +320,14 @@ def test_scores_of_weighted_terms() -> None:
 def test_smoothing_leaves_the_class_structure_alone_and_weights_refuse_it() -> None:
     X, y = Case("", None, labels()).X(), labels()
     plain = cs.class_structure(cs.Problem(dense(), (X, y)))
-    smooth = cs.class_structure(cs.Problem(dense(), (X, y), CE(label_smoothing=0.3)))
+    smooth = cs.class_structure(cs.Problem(dense(), (X, y), loss=CE(label_smoothing=0.3)))
     close(smooth.means, plain.means)
     close(smooth.weights, plain.weights)
     u = class_directions(cs.losses.CrossEntropy(label_smoothing=0.3), torch.zeros(N, C), y)
     assert u.shape == (N, C, C)
     for loss, target in ((CE(weight=W), y), (CE(), probabilities()), (BCE(), soft_K)):
-        ours = cs.Problem(dense(), (X, target), loss)
+        ours = cs.Problem(dense(), (X, target), loss=loss)
         with pytest.raises(cs.CurvescopeError, match=r"needs one (class )?label"):
             cs.class_structure(ours)
     with pytest.raises(cs.CurvescopeError, match="all of the same weight"):
-        cs.kronecker_factors(cs.Problem(dense(), (X, y), CE(weight=W)), by_class=True)
+        cs.kronecker_factors(cs.Problem(dense(), (X, y), loss=CE(weight=W)), by_class=True)

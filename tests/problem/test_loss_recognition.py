@@ -71,7 +71,7 @@ def test_a_subclass_with_a_forward_of_its_own_is_another_loss() -> None:
             return 2 * super().forward(input, target)
 
     X, y = randn(4, 2), torch.tensor([0, 2, 1, 1])
-    ours = cs.Problem(linear(), (X, y), Twice())
+    ours = cs.Problem(linear(), (X, y), loss=Twice())
     assert isinstance(ours.loss, Custom)
     expected = Twice()(linear()(X), y)
     torch.testing.assert_close(ours.value(), expected.detach())
@@ -106,12 +106,12 @@ def test_what_is_not_a_mean_or_not_known_is_refused(given: Any, message: str) ->
 @pytest.mark.parametrize("given", [nn.CrossEntropyLoss(), F.cross_entropy], ids=short)
 def test_torchs_own_losses_have_torchs_axis_where_both_fit(given: Any) -> None:
     X, y = randn(5, 2, 3), torch.randint(3, (5, 3), generator=torch.Generator().manual_seed(3))
-    ours = cs.Problem(conv(3), (X, y), given)
+    ours = cs.Problem(conv(3), (X, y), loss=given)
     torch.testing.assert_close(ours.value(), F.cross_entropy(conv(3)(X), y).detach())
     image = nn.Conv2d(2, 3, 1).double()
     X4, y4 = randn(5, 2, 3, 3), torch.randint(3, (5, 3, 3))
     torch.testing.assert_close(
-        cs.Problem(image, (X4, y4), given).value(), F.cross_entropy(image(X4), y4).detach()
+        cs.Problem(image, (X4, y4), loss=given).value(), F.cross_entropy(image(X4), y4).detach()
     )
 
 
@@ -120,13 +120,13 @@ def test_the_name_takes_either_axis_and_asks_where_both_fit() -> None:
     second = cs.Problem(conv(4), (randn(5, 2, 3), y))
     last = cs.Problem(linear(4), (randn(5, 3, 2), y))
     for ours, axis in ((second, 1), (last, -1)):
-        told = cs.Problem(ours.model, list(pairs(ours)), cs.losses.CrossEntropy(axis=axis))
+        told = cs.Problem(ours.model, list(pairs(ours)), loss=cs.losses.CrossEntropy(axis=axis))
         assert float(told.value()) == float(ours.value())
     square = (randn(5, 2, 4), torch.randint(4, (5, 4)))
     with pytest.raises(cs.CurvescopeError, match=r"second or last; say which .*CrossEntropy\(axis"):
         cs.Problem(conv(4), square).value()
     for axis in (1, -1):
-        cs.Problem(conv(4), square, cs.losses.CrossEntropy(axis=axis)).value()
+        cs.Problem(conv(4), square, loss=cs.losses.CrossEntropy(axis=axis)).value()
     both = (randn(5, 2, 3), torch.softmax(randn(5, 4, 3), 1))
     with pytest.raises(cs.CurvescopeError, match="the classes may be second or last"):
         cs.Problem(conv(4), both).value()
@@ -137,7 +137,9 @@ def pairs(problem: cs.Problem) -> list[tuple[Any, Any]]:
 
 
 def test_torchs_loss_on_classes_that_are_last_names_the_remedy() -> None:
-    ours = cs.Problem(linear(4), (randn(5, 3, 2), torch.randint(4, (5, 3))), nn.CrossEntropyLoss())
+    ours = cs.Problem(
+        linear(4), (randn(5, 3, 2), torch.randint(4, (5, 3))), loss=nn.CrossEntropyLoss()
+    )
     with pytest.raises(cs.CurvescopeError, match=r"say loss=cs\.losses\.CrossEntropy\(axis=-1\)"):
         ours.value()
 
@@ -172,13 +174,13 @@ def test_a_callable_that_does_not_average_over_samples_is_refused(
     function: Any, sizes: tuple[int, ...]
 ) -> None:
     data = list(zip(X.split(sizes), Y.split(sizes), strict=True))
-    problem = cs.Problem(linear(), data, function)
+    problem = cs.Problem(linear(), data, loss=function)
     with pytest.raises(
         cs.CurvescopeError, match=r"average over samples, but .*Custom\(function, a"
     ):
         problem.value()
     with pytest.raises(cs.CurvescopeError, match="average over samples, but"):
-        cs.Hessian(cs.Problem(linear(), data, function)).dense()
+        cs.Hessian(cs.Problem(linear(), data, loss=function)).dense()
 
 
 def test_the_check_needs_no_pass_of_the_model_and_is_made_once() -> None:
@@ -190,7 +192,7 @@ def test_the_check_needs_no_pass_of_the_model_and_is_made_once() -> None:
         calls["loss"] += 1
         return smoothed(z, y)
 
-    problem = cs.Problem(net, (X, Y), counted)
+    problem = cs.Problem(net, (X, Y), loss=counted)
     problem.value()
     assert calls == {"model": 1, "loss": 10}  # the value, twice alike, the whole, 3 × two parts
     problem.value()
@@ -199,7 +201,7 @@ def test_the_check_needs_no_pass_of_the_model_and_is_made_once() -> None:
 
 def test_single_samples_need_no_check() -> None:
     singles = list(zip(X.split(1), Y.split(1), strict=True))
-    ours = cs.Problem(linear(), singles, smoothed).value()
+    ours = cs.Problem(linear(), singles, loss=smoothed).value()
     torch.testing.assert_close(ours, smoothed(linear()(X), Y).detach())
 
 
@@ -208,18 +210,18 @@ def test_what_it_averages_over_can_be_declared_and_is_checked() -> None:
     loss = cs.losses.Custom(weighted, average=lambda z, y: w[y].sum())
     for sizes in ((9,), (4, 4, 1)):
         data = list(zip(X.split(sizes), Y.split(sizes), strict=True))
-        ours = cs.Problem(linear(), data, loss)
+        ours = cs.Problem(linear(), data, loss=loss)
         torch.testing.assert_close(ours.value(), weighted(linear()(X), Y).detach())
     wrong = cs.losses.Custom(weighted, average="elements")  # of balanced classes in turn
     with pytest.raises(cs.CurvescopeError, match="average over elements, but"):
-        cs.Problem(linear(), (X, Y), wrong).value()
+        cs.Problem(linear(), (X, Y), loss=wrong).value()
     crooked = cs.losses.Custom(smoothed, average=lambda z, y: len(y) ** 2)
     with pytest.raises(cs.CurvescopeError, match="not the sum of the weights of its parts"):
-        cs.Problem(linear(), (X, Y), crooked).value()
+        cs.Problem(linear(), (X, Y), loss=crooked).value()
     with pytest.raises(cs.CurvescopeError, match="must be 'samples', 'elements' or a callable"):
         cs.losses.Custom(smoothed, average="tokens")
     with pytest.raises(cs.CurvescopeError, match="does not say what one sample weighs"):
-        cs.EmpiricalFisher(cs.Problem(linear(), (X, Y), loss)).dense()
+        cs.EmpiricalFisher(cs.Problem(linear(), (X, Y), loss=loss)).dense()
 
 
 def test_targets_that_cannot_be_cut_need_a_declaration() -> None:
@@ -228,8 +230,8 @@ def test_targets_that_cannot_be_cut_need_a_declaration() -> None:
 
     data = [(X, {"labels": Y.tolist()})]
     with pytest.raises(cs.CurvescopeError, match="cannot be cut into samples"):
-        cs.Problem(linear(), data, known).value()
-    told = cs.Problem(linear(), data, cs.losses.Custom(known, average="samples"))
+        cs.Problem(linear(), data, loss=known).value()
+    told = cs.Problem(linear(), data, loss=cs.losses.Custom(known, average="samples"))
     torch.testing.assert_close(told.value(), F.cross_entropy(linear()(X), Y).detach())
 
 
@@ -259,7 +261,7 @@ def test_a_loss_that_reads_the_weights_itself_is_refused(
     params = ["weight"] if frozen else None
     for road in (cs.Problem.value, cs.Problem.gradient, lambda p: cs.Hessian(p).dense()):
         with pytest.raises(cs.CurvescopeError, match="reads the model's weights by itself"):
-            road(cs.Problem(net, data, make(net), params=params))
+            road(cs.Problem(net, data, loss=make(net), params=params))
 
 
 class Scaled(nn.Module):
@@ -277,8 +279,8 @@ class Scaled(nn.Module):
 
 def test_a_loss_with_parameters_of_its_own() -> None:
     net, loss = linear(), Scaled()
-    ours = cs.Problem(net, (X, Y), loss)
-    scaled = cs.Problem(net, (X, Y), lambda z, y: F.cross_entropy(z * loss.scale.detach(), y))
+    ours = cs.Problem(net, (X, Y), loss=loss)
+    scaled = cs.Problem(net, (X, Y), loss=lambda z, y: F.cross_entropy(z * loss.scale.detach(), y))
     torch.testing.assert_close(cs.Hessian(ours).dense(), cs.Hessian(scaled).dense())
     assert (loss.scale.grad, float(loss.calls)) == (None, 0.0)
 
@@ -302,7 +304,7 @@ def changing(kind: str) -> tuple[Any, Tensor]:
 @pytest.mark.parametrize("kind", ["module", "captured", "bound", "global"])
 def test_a_loss_whose_numbers_change_is_noticed(kind: str, keep: bool) -> None:
     loss, scale = changing(kind)
-    H = cs.Hessian(cs.Problem(linear(), (X, Y), loss), keep=keep)
+    H = cs.Hessian(cs.Problem(linear(), (X, Y), loss=loss), keep=keep)
     v = torch.ones(H.shape[0], dtype=F64)
     H @ v
     try:
@@ -331,7 +333,7 @@ def test_a_random_loss_is_refused(loss: Any, sizes: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     data = list(zip(X.split(sizes), Y.split(sizes), strict=True))
     with pytest.raises(cs.CurvescopeError, match="the same number each time, and is random"):
-        cs.Problem(linear(), data, loss).value()
+        cs.Problem(linear(), data, loss=loss).value()
 
 
 @pytest.mark.parametrize(
@@ -345,7 +347,7 @@ def test_a_random_loss_is_refused(loss: Any, sizes: tuple[int, ...]) -> None:
 )
 def test_a_loss_that_does_not_depend_on_the_output_is_refused(loss: Any) -> None:
     with pytest.raises(cs.CurvescopeError, match=r"does not depend on it; look for detach\(\)"):
-        cs.Problem(linear(), (X, Y), loss).value()
+        cs.Problem(linear(), (X, Y), loss=loss).value()
 
 
 def test_samples_of_different_sizes_need_a_declaration() -> None:
@@ -353,14 +355,14 @@ def test_samples_of_different_sizes_need_a_declaration() -> None:
     parts = [(randn(n, t, 2), randn(n, t, 3, seed=2)) for n, t in ((4, 5), (2, 1), (1, 3))]
     function = lambda z, y: F.mse_loss(z, y) * 1.0  # noqa: E731
     with pytest.raises(cs.CurvescopeError, match=r"outputs \[5, 3\] and \[1, 3\] have other"):
-        cs.Problem(linear(), parts, function).value()
-    told = cs.Problem(linear(), parts, cs.losses.Custom(function, average="elements"))
-    torch.testing.assert_close(told.value(), cs.Problem(linear(), parts, "mse").value())
+        cs.Problem(linear(), parts, loss=function).value()
+    told = cs.Problem(linear(), parts, loss=cs.losses.Custom(function, average="elements"))
+    torch.testing.assert_close(told.value(), cs.Problem(linear(), parts, loss="mse").value())
 
 
 def test_a_loss_in_single_precision_of_a_model_in_double() -> None:
     function = lambda z, y: F.cross_entropy(z.float(), y)  # noqa: E731
-    ours = cs.Problem(linear(), (X, Y), function).value()
+    ours = cs.Problem(linear(), (X, Y), loss=function).value()
     torch.testing.assert_close(ours, F.cross_entropy(linear()(X), Y).detach(), rtol=1e-6, atol=0)
 
 
@@ -373,7 +375,7 @@ def test_a_loss_in_single_precision_of_a_model_in_double() -> None:
     ids=short,
 )
 def test_a_loss_without_a_second_derivative_is_one_sentence(given: Any) -> None:
-    ours = cs.Problem(linear(), (X, Y), given)
+    ours = cs.Problem(linear(), (X, Y), loss=given)
     torch.testing.assert_close(ours.value(), given(linear()(X), Y).detach())
     for operator in (cs.Hessian(ours), cs.GaussNewton(ours)):
         with pytest.raises(cs.CurvescopeError, match="has no second derivative in torch"):
@@ -402,7 +404,7 @@ def test_targets_that_fit_no_output_are_refused_when_the_problem_is_made(
     target: Tensor, loss: Any, message: str
 ) -> None:
     with pytest.raises(cs.CurvescopeError, match=message):
-        cs.Problem(linear(), (X, target), loss)
+        cs.Problem(linear(), (X, target), loss=loss)
 
 
 @pytest.mark.parametrize(
@@ -421,7 +423,7 @@ def test_targets_that_do_not_fit_the_output_are_refused(
     target: Tensor, loss: Any, message: str
 ) -> None:
     with pytest.raises(cs.CurvescopeError, match=message):
-        cs.Problem(linear(), (X, target), loss).value()
+        cs.Problem(linear(), (X, target), loss=loss).value()
 
 
 def test_soft_targets_of_a_confident_network_do_not_cancel() -> None:

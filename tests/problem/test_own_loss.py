@@ -66,7 +66,7 @@ def test_value_and_curvature_are_those_of_the_models_own_loss(
     name: str, loss: str, settings: dict[str, Any]
 ) -> None:
     net, data = model(name, **settings).eval(), batch(name, **settings)
-    ours = cs.Problem(net, [data], loss, params=pick(net))
+    ours = cs.Problem(net, [data], loss=loss, params=pick(net))
     with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
         own = net(**data).loss
     rounding = 1e-12 if name.startswith("BertFor") else 1e-6  # others do a part in float32
@@ -136,10 +136,10 @@ Y = torch.tensor([[0, 1, 2, 3, 0], [3, 2, 2, 1, 1]])
 
 def test_a_loss_of_its_own_that_we_do_not_know_is_refused() -> None:
     for loss in ("cross_entropy", "model"):
-        problem = cs.Problem(Own(1.01), [({"x": X}, Y)], loss)
+        problem = cs.Problem(Own(1.01), [({"x": X}, Y)], loss=loss)
         with pytest.raises(cs.CurvescopeError, match=r"no loss that the library knows .* shift=1"):
             problem.value()
-    told = cs.Problem(Own(1.01), [({"x": X}, Y)], cs.losses.CrossEntropy(axis=-1))
+    told = cs.Problem(Own(1.01), [({"x": X}, Y)], loss=cs.losses.CrossEntropy(axis=-1))
     assert float(told.value()) > 0  # the user's word
 
 
@@ -154,7 +154,7 @@ def test_numbers_that_several_losses_give_are_decided_by_the_class_or_refused() 
 def test_a_named_loss_that_is_not_the_models_is_refused() -> None:
     net = model("BertForSequenceClassification", num_labels=1, problem_type="regression").eval()
     data = batch("Sequence", num_labels=1, problem_type="regression")
-    problem = cs.Problem(net, [data], "smooth_l1")
+    problem = cs.Problem(net, [data], loss="smooth_l1")
     with pytest.raises(cs.CurvescopeError, match="no loss that the library knows"):
         problem.value()
 
@@ -197,7 +197,7 @@ def test_labels_that_are_the_inputs_need_a_word(wrap: Any) -> None:
     net, data = model("GPT2LMHeadModel", use_cache=False).eval(), batch("GPT2LMHeadModel")
     with pytest.raises(cs.CurvescopeError, match=r"labels are the model's inputs .*shift=1\)"):
         cs.Problem(wrap(net), [data]).value()
-    told = cs.Problem(wrap(net), [data], cs.losses.CrossEntropy(axis=-1, shift=1))
+    told = cs.Problem(wrap(net), [data], loss=cs.losses.CrossEntropy(axis=-1, shift=1))
     assert float(told.value()) == pytest.approx(float(net(**data).loss.detach()), rel=1e-6)
 
 
@@ -205,11 +205,11 @@ def test_a_plain_loss_of_torchs_must_agree_too() -> None:
     """With as many positions as tokens, torch's axis of the classes would be the positions'."""
     net = model("GPT2LMHeadModel", use_cache=False, n_positions=VOCABULARY).eval()
     tokens = torch.arange(3 * VOCABULARY).reshape(3, VOCABULARY) % VOCABULARY
-    problem = cs.Problem(net, [{"input_ids": tokens, "labels": tokens}], nn.CrossEntropyLoss())
+    problem = cs.Problem(net, [{"input_ids": tokens, "labels": tokens}], loss=nn.CrossEntropyLoss())
     with pytest.raises(cs.CurvescopeError, match="no loss that the library knows"):
         problem.value()
     classes, data = model("BertForSequenceClassification").eval(), batch("Sequence")
-    ours = cs.Problem(classes, [data], F.cross_entropy).value()
+    ours = cs.Problem(classes, [data], loss=F.cross_entropy).value()
     assert float(ours) == pytest.approx(float(classes(**data).loss.detach()), rel=1e-12)
 
 
@@ -231,7 +231,7 @@ def test_what_a_tokenizer_returns_is_cut_and_compared_like_a_dict() -> None:
             tokens = (inputs["input_ids"] + self.seed) % VOCABULARY
             yield BatchEncoding({**inputs, "input_ids": tokens}), labels
 
-    problem = cs.Problem(net, Changing(), cs.losses.CrossEntropy(axis=-1), params=pick(net))
+    problem = cs.Problem(net, Changing(), loss=cs.losses.CrossEntropy(axis=-1), params=pick(net))
     problem.value()
     with pytest.raises(cs.CurvescopeError, match="two passes over the data disagree"):
         problem.value()
@@ -239,14 +239,14 @@ def test_what_a_tokenizer_returns_is_cut_and_compared_like_a_dict() -> None:
 
 def test_model_needs_a_loss_of_the_models_own() -> None:
     with pytest.raises(cs.CurvescopeError, match="forward takes no labels; name the loss"):
-        cs.Problem(nn.Linear(3, 2), (torch.randn(2, 3), torch.tensor([0, 1])), "model")
+        cs.Problem(nn.Linear(3, 2), (torch.randn(2, 3), torch.tensor([0, 1])), loss="model")
 
     class Silent(Own):
         def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
             return super().forward(x)
 
     with pytest.raises(cs.CurvescopeError, match="returns no loss of its own"):
-        cs.Problem(Silent(), [({"x": X}, Y)], "model").value()
+        cs.Problem(Silent(), [({"x": X}, Y)], loss="model").value()
     silent = Silent()
     expected = F.cross_entropy(silent(X).logits.flatten(0, 1), Y.flatten()).detach()
     torch.testing.assert_close(cs.Problem(silent, [({"x": X}, Y)]).value(), expected)
@@ -254,7 +254,7 @@ def test_model_needs_a_loss_of_the_models_own() -> None:
 
 def test_a_callable_that_wants_the_whole_output_is_told_what_it_gets() -> None:
     net, data = model("GPT2LMHeadModel", use_cache=False).eval(), batch("GPT2LMHeadModel")
-    problem = cs.Problem(net, [data], lambda out, y: out.loss)
+    problem = cs.Problem(net, [data], loss=lambda out, y: out.loss)
     with pytest.raises(cs.CurvescopeError, match=r"given the output as a tensor.*loss='model'"):
         problem.value()
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -136,7 +138,7 @@ def test_uneven_batches(name: str, sizes: tuple[int, ...]) -> None:
     case = BY_NAME[name]
     ((x, y),) = concatenate(case.data())
     data = list(zip(x.split(sizes), y.split(sizes), strict=True))
-    problem = cs.Problem(case.model(), data, case.loss)
+    problem = cs.Problem(case.model(), data, loss=case.loss)
     V = random_block(problem.params.size, 2, torch.float64)
     assert_relative(problem.value(), dense(name, "value"), rtol=RTOL, what="value")
     for matrix, make in MATRICES.items():
@@ -185,7 +187,7 @@ def test_targets_may_be_integers_for_logistic_and_shared_between_losses() -> Non
             return torch.stack([torch.zeros_like(z), z], 1)
 
     data = BY_NAME["logistic-integer-target"].data()
-    H = cs.Hessian(cs.Problem(TwoLogits(), data, "cross_entropy"))
+    H = cs.Hessian(cs.Problem(TwoLogits(), data, loss="cross_entropy"))
     assert_relative(H.dense(), dense("logistic", "hessian"), rtol=RTOL, what="two logits")
 
 
@@ -201,7 +203,7 @@ def test_mse_counts_output_entries() -> None:
             return self.net(x).repeat(1, 2)
 
     data = [(x, y.repeat(1, 2)) for x, y in BY_NAME["mse"].data()]
-    problem = cs.Problem(Twice(), data, "mse")
+    problem = cs.Problem(Twice(), data, loss="mse")
     assert_relative(cs.Hessian(problem).dense(), dense("mse", "hessian"), rtol=RTOL, what="H")
     assert_relative(
         cs.GaussNewton(problem).dense(), dense("mse", "gauss_newton"), rtol=RTOL, what="G"
@@ -231,3 +233,30 @@ def test_inference_and_no_grad_contexts() -> None:
             gradient = problem.gradient()
         assert_relative(product, expected, rtol=RTOL, what=f"no_grad, keep={keep}")
         assert_relative(gradient, dense("cross_entropy", "gradient"), rtol=RTOL, what="gradient")
+
+
+@pytest.mark.parametrize("form", ["pair", "two", "batches", "mapping", "iterator", "targets"])
+def test_arrays_are_the_tensors_of_their_numbers(form: str) -> None:
+    """NumPy's real numbers become those of the model's type, whole numbers become int64."""
+    model = torch.nn.Linear(4, 3).float()
+    X, y = np.random.default_rng(0).normal(size=(5, 4)), np.arange(5, dtype=np.int32) % 3
+    expected = cs.Problem(model, (torch.tensor(X).float(), torch.tensor(y).long()))
+    ours: dict[str, Callable[[], cs.Problem]] = {
+        "pair": lambda: cs.Problem(model, (X, y)),
+        "two": lambda: cs.Problem(model, X, y),
+        "batches": lambda: cs.Problem(model, [(X[:3], y[:3]), (X[3:], y[3:])]),
+        "mapping": lambda: cs.Problem(model, {"input": X, "labels": y}),
+        "iterator": lambda: cs.Problem(model, iter([[X, y]])),
+        "targets": lambda: cs.Problem(model, (torch.tensor(X).float(), y)),
+    }
+    problem = ours[form]()
+    torch.testing.assert_close(problem.value(), expected.value())
+    assert problem.identity == expected.identity or form == "mapping"  # inputs by name
+
+
+def test_an_array_that_is_written_to_later_changes_nothing() -> None:
+    X, y = np.ones((5, 4), dtype=np.float32), np.arange(5) % 3
+    problem = cs.Problem(torch.nn.Linear(4, 3), X, y)
+    before = problem.value()
+    X[:] = 0.0
+    assert torch.equal(problem.value(), before)

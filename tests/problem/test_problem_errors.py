@@ -25,7 +25,7 @@ def data() -> list:
 
 def use(model: nn.Module, batches: Any, loss: Any = "cross_entropy", **options: Any) -> None:
     """Build a problem and use it, so that an error may come at either time."""
-    problem = cs.Problem(model, batches, loss, **options)
+    problem = cs.Problem(model, batches, loss=loss, **options)
     cs.Hessian(problem) @ torch.ones(problem.params.size, dtype=problem.dtype)
 
 
@@ -183,7 +183,7 @@ def test_mixed_dtypes_of_parameters() -> None:
 
 def test_unknown_words() -> None:
     with pytest.raises(cs.CurvescopeError, match=r"(?i)loss.*cross_entropy.*'hinge'"):
-        cs.Problem(mlp(), data(), "hinge")
+        cs.Problem(mlp(), data(), loss="hinge")
     with pytest.raises(cs.CurvescopeError, match=r"(?i)mode.*'eval'.*'train'.*'test'"):
         cs.Problem(mlp(), data(), mode="test")
 
@@ -200,19 +200,15 @@ def test_data_that_is_no_data() -> None:
         use(mlp(), [torch.zeros(3, 4, dtype=DOUBLE)])
 
 
-@pytest.mark.parametrize("form", ["pair", "list", "batches", "targets", "inputs", "loader"])
-def test_arrays_are_not_tensors(form: str) -> None:
+def test_a_list_of_two_arrays_is_no_pair() -> None:
     X, y = torch.zeros(5, 4, dtype=DOUBLE), torch.zeros(5, dtype=torch.int64)
-    forms = {
-        "pair": (X.numpy(), y.numpy()),
-        "list": [X.numpy(), y.numpy()],
-        "batches": [(X.numpy(), y.numpy())],
-        "targets": (X, y.numpy()),
-        "inputs": (X.numpy(), y),
-        "loader": iter([(X, y.numpy())]),
-    }
-    with pytest.raises(cs.CurvescopeError, match=r"must be torch tensors, got NumPy arrays; conv"):
-        use(mlp(), forms[form])
+    with pytest.raises(cs.CurvescopeError, match=r"each batch must be a pair"):
+        use(mlp(), [X.numpy(), y.numpy()])
+
+
+def test_a_loss_in_the_place_of_targets() -> None:
+    with pytest.raises(cs.CurvescopeError, match=r"third argument is targets.*write loss="):
+        cs.Problem(mlp(), data(), "mse")
 
 
 def test_inputs_and_targets_of_different_lengths() -> None:

@@ -95,7 +95,7 @@ def test_nothing_moves(name: str, training: bool) -> None:
             p.grad = torch.full_like(p, 3.0)
     torch.manual_seed(5)
     before = snapshot(model)
-    exercise(cs.Problem(model, case.data(), case.loss, params=case.params, mode=case.mode))
+    exercise(cs.Problem(model, case.data(), loss=case.loss, params=case.params, mode=case.mode))
     after = snapshot(model)
     for key, value in before.items():
         _assert_same(key, after[key], value)

@@ -139,7 +139,7 @@ def judge(op: Callable[..., Any], sample: SampleInput, only: int | None = None) 
 
 
 def _compare(model: OneCall, x: Tensor, target: Tensor, V: Tensor) -> Verdict:
-    problem = cs.Problem(model, (x, target), "mse")
+    problem = cs.Problem(model, (x, target), loss="mse")
     ours: dict[str, Tensor] = {}
     for keep in (True, False):
         H, G = cs.Hessian(problem, keep=keep), cs.GaussNewton(problem, keep=keep)

@@ -44,7 +44,7 @@ def check_record(model: nn.Module, x: Tensor, layer: str) -> LayerRecord:
     model = model.double().eval()
     z = model(x)
     y = torch.zeros_like(z)
-    problem = cs.Problem(model, (x, y), "mse")
+    problem = cs.Problem(model, (x, y), loss="mse")
     record = record_layers(problem, next(problem.batches()), layer, fixed_directions)[layer]
     weight, bias = expected_gradients(model, x, layer)
     ours = torch.einsum("bktm,btn->bkmn", record.errors, record.inputs)

@@ -106,7 +106,7 @@ def test_products_of_single_parameters(name: str) -> None:
         scale = float(full["hessian"].norm())
         reference = case.reference()
         for parameter in reference.names:
-            problem = cs.Problem(model, batches, case.loss, params=parameter, mode=case.mode)
+            problem = cs.Problem(model, batches, loss=case.loss, params=parameter, mode=case.mode)
             if case.mode == "eval" and not reached(model.eval(), batches, parameter):
                 with pytest.raises(cs.CurvescopeError, match="does not depend on the chosen"):
                     cs.Hessian(problem) @ random_block(problem.params.size, 1, torch.float64)

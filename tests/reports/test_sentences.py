@@ -32,7 +32,7 @@ FEW = Settings(steps=10, probes=4, trace_probes=16, outliers=3, layer_pairs=4)
 
 def analyzed(place: Path, model: nn.Module, y: torch.Tensor, loss: str) -> RunDirectory:
     X = torch.randn(len(y), 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    return analyze(Problem(model.double(), (X, y), loss), place, seed=0, settings=FEW)
+    return analyze(Problem(model.double(), (X, y), loss=loss), place, seed=0, settings=FEW)
 
 
 @pytest.fixture(scope="module")

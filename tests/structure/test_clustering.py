@@ -106,6 +106,8 @@ def test_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_refusals() -> None:
     model = nn.Linear(2, 2).double()
-    problem = cs.Problem(model, (torch.randn(3, 2).double(), torch.randn(3, 2).double()), "mse")
+    problem = cs.Problem(
+        model, (torch.randn(3, 2).double(), torch.randn(3, 2).double()), loss="mse"
+    )
     with pytest.raises(cs.CurvescopeError, match="needs cross-entropy with one class label"):
         logit_clusters(problem, "")

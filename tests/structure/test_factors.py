@@ -157,7 +157,7 @@ def test_other_losses(kind: str) -> None:
     """One linear layer: ``E[M]`` is the mean output Hessian."""
     data = convert(values(4) if kind == "mse" else signs((1,)), torch.float64)
     model = nn.Linear(4, 3 if kind == "mse" else 1).double()
-    ours = kronecker_factors(cs.Problem(model, data, kind))[""].output_hessian
+    ours = kronecker_factors(cs.Problem(model, data, loss=kind))[""].output_hessian
     if kind == "mse":
         expected = 2 / 3 * torch.eye(3).double()
     else:
@@ -272,7 +272,7 @@ def test_refusals() -> None:
         kronecker_factors(cs.Problem(model, data), layers="1")
     values_ = (data[0], torch.randn(2, 3).double())
     with pytest.raises(cs.CurvescopeError, match="needs one class label for each sample"):
-        kronecker_factors(cs.Problem(model, values_, "mse"), by_class=True)
+        kronecker_factors(cs.Problem(model, values_, loss="mse"), by_class=True)
     with pytest.raises(cs.CurvescopeError, match="no target counts"):
         kronecker_factors(cs.Problem(model, (data[0], torch.tensor([-100, -100]))))
 
@@ -280,7 +280,7 @@ def test_refusals() -> None:
         return -((output - target) ** 2).mean()
 
     with pytest.raises(cs.CurvescopeError, match="loss is not convex in the output"):
-        kronecker_factors(cs.Problem(model, values_, concave))
+        kronecker_factors(cs.Problem(model, values_, loss=concave))
     for wrong, message in (
         ({"sharing": "mean"}, "sharing must be one of"),
         ({"draws": 0}, "draws"),

@@ -146,7 +146,7 @@ def test_where_they_are_the_whole_gauss_newton_matrix() -> None:
 def test_kfac_for_the_mean_square() -> None:
     model, X = mlp(), data(UNBALANCED)[0]
     targets = torch.randn(11, 3, dtype=F64, generator=torch.Generator().manual_seed(2))
-    problem = cs.Problem(model, (X, targets), "mse")
+    problem = cs.Problem(model, (X, targets), loss="mse")
     D, H = torch.zeros(9, 9, dtype=F64), torch.zeros(9, 9, dtype=F64)
     for x in X:
         a0 = model[0](x)
@@ -215,7 +215,7 @@ def test_refusals() -> None:
     with pytest.raises(CurvescopeError, match="network_kfac: layer '0' must be applied once"):
         network_kfac(problem)
     assert network_kfac(problem, layers="3").shape == (81, 81)
-    regression = cs.Problem(nn.Linear(2, 2), (torch.ones(3, 2), torch.ones(3, 2)), "mse")
+    regression = cs.Problem(nn.Linear(2, 2), (torch.ones(3, 2), torch.ones(3, 2)), loss="mse")
     with pytest.raises(CurvescopeError, match="needs one class label for each sample"):
         network_cfac(regression)
     M = torch.eye(2)

@@ -147,7 +147,7 @@ def test_refusals() -> None:
         class_subspace([torch.ones(3, 2)], 4)
     with pytest.raises(cs.CurvescopeError, match="width must be at least the 5 classes, got 3"):
         random_two_layer(3, inputs=4, classes=5, samples=2, generator=torch.Generator())
-    one = cs.Problem(nn.Linear(2, 1), (torch.ones(2, 2), torch.ones(2, 1)), "mse")
+    one = cs.Problem(nn.Linear(2, 1), (torch.ones(2, 2), torch.ones(2, 1)), loss="mse")
     with pytest.raises(cs.CurvescopeError, match=r"at least two outputs|at least 2"):
         output_hessian_theory(one, kronecker_factors(one))
 

@@ -70,7 +70,7 @@ def test_a_loss_with_class_weights_is_refused_with_what_to_do_instead() -> None:
         evaluate(net, data(), loss=weighted)
     with pytest.raises(CurvescopeError, match=r"the mean of an epoch does not; train with a loss"):
         train(net, data(), RECIPE, loss=weighted)
-    assert Problem(net, data(), weighted).value() > 0  # what the first refusal names
+    assert Problem(net, data(), loss=weighted).value() > 0  # what the first refusal names
 
 
 def test_the_logistic_loss_has_one_output() -> None:
@@ -170,7 +170,7 @@ def test_every_step_counts_as_a_change(optimizer: str) -> None:
 @pytest.mark.parametrize("name", ["F-8", "F-8-BN"])
 def test_an_operator_from_before_a_training_is_refused_after_it(name: str) -> None:
     net = model(name)
-    problem = Problem(net, data(), "cross_entropy")
+    problem = Problem(net, data(), loss="cross_entropy")
     H = Hessian(problem)
     v = torch.ones(H.shape[1], 3, dtype=torch.float64)
     for _ in range(3):  # streamed, kept, kept
@@ -178,7 +178,7 @@ def test_an_operator_from_before_a_training_is_refused_after_it(name: str) -> No
     train(net, data(), RECIPE)
     with pytest.raises(CurvescopeError, match="changed"):
         H @ v
-    fresh = Hessian(Problem(net, data(), "cross_entropy")) @ v
+    fresh = Hessian(Problem(net, data(), loss="cross_entropy")) @ v
     assert bool(fresh.isfinite().all())
 
 

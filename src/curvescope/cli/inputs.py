@@ -93,7 +93,7 @@ def problems(
     def problem(data: Any) -> Problem:
         in_memory = isinstance(getattr(data, "tensors", data), tuple)
         size = (batch_size or load.usual_batch_size(data)) if in_memory else None
-        return Problem(model, data, chosen, batch_size=size)
+        return Problem(model, data, loss=chosen, batch_size=size)
 
     return problem(train), None if test is None else problem(test)
 

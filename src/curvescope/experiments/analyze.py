@@ -118,7 +118,7 @@ def _try_out(problem: Problem, test: Problem | None) -> None:
     small = Problem(
         problem.model,
         [(few.inputs, few.target)],
-        problem.loss,
+        loss=problem.loss,
         params=list(problem.params.names),
         mode=problem.mode,
     )

@@ -200,10 +200,10 @@ def _analyze(
     model, data = trained.load_run(folder), trained.load_run_data(folder)
     few = data.train.per_class(plan.per_class)
     analyze(
-        Problem(model, few, subject.loss),
+        Problem(model, few, loss=subject.loss),
         folder / "analysis",
         seed=seed,
-        test=Problem(model, data.test, subject.loss),
+        test=Problem(model, data.test, loss=subject.loss),
         settings=plan.settings,
         names={"model": subject.network, "data": f"{len(few):,} digits of {data.name}"},
         tell=lambda stage: tell(f"{subject.network}: {stage}"),

@@ -206,8 +206,8 @@ def _measure(
 
     def problem(data: Any, mode: str = "eval") -> Problem:
         if mode == "eval":
-            return Problem(model, data, loss, batch_size=_BATCH)
-        return Problem(model, _batches(data, recipe.batch_size), loss, mode=mode)
+            return Problem(model, data, loss=loss, batch_size=_BATCH)
+        return Problem(model, _batches(data, recipe.batch_size), loss=loss, mode=mode)
 
     reports = {}
     for mode in ("eval", "train") if has_batch_statistics(model) else ("eval",):

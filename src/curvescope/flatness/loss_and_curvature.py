@@ -141,7 +141,8 @@ def shift_estimate(
     >>> layer = nn.Linear(1, 1, bias=False).double()
     >>> data = (torch.tensor([[3.0]]).double(), layer.weight.detach() * 3)  # at its minimum
     >>> found = shift_estimate(
-    ...     Problem(layer, data, "mse"), torch.tensor([0.1]).double(), trace=18.0, largest=18.0)
+    ...     Problem(layer, data, loss="mse"), torch.tensor([0.1]).double(), trace=18.0,
+    ...     largest=18.0)
     >>> round(found.change, 6), round(found.quadratic, 6), round(found.worst, 6)
     (0.09, 0.09, 0.09)
     """

@@ -125,7 +125,8 @@ def pac_metric(
     >>> model = nn.Linear(1, 1, bias=False).double()
     >>> _ = model.weight.detach().fill_(2.0)
     >>> data = (torch.ones(1, 1).double(), torch.zeros(1, 1).double())
-    >>> metric = pac_metric(Problem(model, data, "mse"), generator=torch.Generator(), damping=0.0)
+    >>> problem = Problem(model, data, loss="mse")
+    >>> metric = pac_metric(problem, generator=torch.Generator(), damping=0.0)
     >>> round(metric.trace.value, 9), round(metric.equation_7.value, 9), metric.log_likelihood
     (2.0, 4.0, -4.0)
     >>> round(metric.gaussian_kl.value, 6) == round(0.5 * (0.5 + 4 - 1 + math.log(2)), 6)

@@ -95,7 +95,7 @@ def on_other_data(
     return Problem(
         problem.model if model is None else model,
         _Pairs(data) if isinstance(data, Batches) else data,
-        problem.loss,
+        loss=problem.loss,
         params=list(problem.params.names),
         mode=mode or problem.mode,
     )

@@ -79,10 +79,10 @@ def rescale(problem: Problem, first: str, second: str, alpha: float) -> Rescaled
 
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)).double()
     >>> data = (torch.eye(2).double(), torch.ones(2, 1).double())
-    >>> rescaled = rescale(Problem(model, data, "mse"), "0", "2", 10.0)
+    >>> rescaled = rescale(Problem(model, data, loss="mse"), "0", "2", 10.0)
     >>> round(rescaled.block_factor("0.weight"), 9), round(rescaled.block_factor("2.weight"), 9)
     (0.01, 100.0)
-    >>> bool((rescaled.problem.value() - Problem(model, data, "mse").value()).abs() < 1e-12)
+    >>> bool((rescaled.problem.value() - Problem(model, data, loss="mse").value()).abs() < 1e-12)
     True
     """
     where = f"rescale(problem, {first!r}, {second!r})"

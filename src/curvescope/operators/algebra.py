@@ -14,7 +14,7 @@ from torch import Tensor
 from curvescope import _checks
 from curvescope.errors import CurvescopeError
 from curvescope.operators.base import LinearOperator
-from curvescope.operators.simple import Dense, LowRank
+from curvescope.operators.simple import Dense, Identity, LowRank
 
 
 class HasEigenPairs(Protocol):
@@ -29,7 +29,7 @@ class HasEigenPairs(Protocol):
         """Eigenvectors ``[n, k]``."""
 
 
-def _common(where: str, a: LinearOperator, b: LinearOperator) -> None:
+def _common(where: str, a: LinearOperator, b: object) -> None:
     if not isinstance(b, LinearOperator):
         remedy = "wrap a matrix in Dense(matrix)"
         raise CurvescopeError(where, "needs an operator", given=type(b).__name__, remedy=remedy)
@@ -43,12 +43,24 @@ def scale(A: LinearOperator, factor: float) -> LinearOperator:
     return A._scaled(factor) or Sum([(factor, A)])
 
 
-def add(A: LinearOperator, B: LinearOperator) -> LinearOperator:
+def add(A: LinearOperator, B: LinearOperator | float) -> LinearOperator:
     """``A + B`` as one flat sum in which operators that can share their work are merged.
 
-    ``Hessian(p) - GaussNewton(p)`` becomes one curvature operator: a single sweep over the data.
+    ``Hessian(p) - GaussNewton(p)`` becomes one curvature operator: a single sweep over the data. A
+    number stands for that multiple of the identity.
+
+    >>> (2 * Dense(torch.eye(2)) + 0.5).dense()
+    tensor([[2.5000, 0.0000],
+            [0.0000, 2.5000]])
     """
+    if not isinstance(B, LinearOperator) and _checks.is_number(B):
+        if A.shape[0] != A.shape[1]:
+            rule = "a number can be added to a square operator only"
+            raise CurvescopeError(f"{A} + number", rule, given=f"shape {A.shape}")
+        damping = _checks.finite_float(f"{A} + number", "number", B)
+        B = damping * Identity(A.shape[0], dtype=A.dtype, device=A.device)
     _common(f"{A} + B", A, B)
+    assert isinstance(B, LinearOperator), "checked above"
     if A.shape != B.shape:
         raise CurvescopeError("A + B", "shapes must agree", given=f"{A.shape} and {B.shape}")
     merged: list[tuple[float, LinearOperator]] = []

@@ -8,9 +8,11 @@ not methods of it: they are functions in :mod:`curvescope.spectra`.
 from __future__ import annotations
 
 import copy
+import sys
+import time
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, overload
 
 import torch
 from torch import Tensor
@@ -24,6 +26,36 @@ from curvescope.identity import digest
 
 if TYPE_CHECKING:
     import scipy.sparse.linalg
+    from numpy.typing import NDArray
+
+    from curvescope.problem.params import ParamSpace
+
+
+_TRIED = 8  # columns by which the time of a dense matrix is forecast
+_LONG = 30.0  # seconds, from which on a call warns before it begins
+_FUNCTIONS = {
+    "diag": "cs.diagonal(A)",
+    "diagonal": "cs.diagonal(A)",
+    "trace": "cs.trace(A)",
+    "eig": "cs.eigenpairs(A, k=5)",
+    "eigh": "cs.eigenpairs(A, k=5), or torch.linalg.eigh(A.dense()) of a small one",
+    "eigenvalues": "cs.eigenpairs(A, k=5).values",
+    "eigenvectors": "cs.eigenpairs(A, k=5).vectors",
+    "eigenpairs": "cs.eigenpairs(A, k=5)",
+    "top_eigenvalues": "cs.eigenpairs(A, k=5).values",
+    "density": "cs.spectral_measure(A).density()",
+    "spectrum": "cs.spectral_measure(A)",
+    "spectral_measure": "cs.spectral_measure(A)",
+    "norm": "cs.frobenius(A)",
+    "frobenius": "cs.frobenius(A)",
+    "logdet": "cs.logdet(A)",
+    "rank": "cs.rank_degeneracy(A)",
+    "plot": "cs.plot(cs.spectral_measure(A))",
+}
+
+
+class CostWarning(UserWarning):
+    """A call that will take long says so before it begins."""
 
 
 class Dual(Protocol):
@@ -57,11 +89,31 @@ class LinearOperator(ABC):
             rule = "a symmetric operator is square"
             raise CurvescopeError(type(self).__name__, rule, given=f"shape {shape}")
         self.shape = (int(shape[0]), int(shape[1]))
-        self.dtype = dtype
+        self._dtype = dtype
         # Indices are made explicit ('cuda' -> 'cuda:0') so that devices compare equal.
         self.device = torch.empty(0, device=device).device
         self.symmetric = symmetric or psd
         self.psd = psd
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the numbers that are multiplied.
+
+        SciPy's functions look here before they ask for anything that could be of another name, and
+        want NumPy's type: ``scipy.sparse.linalg.eigsh(A)``.
+        """
+        if sys._getframe(1).f_globals.get("__name__", "").startswith("scipy."):
+            from curvescope.operators.formats import numpy_dtype
+
+            return numpy_dtype(self._dtype)  # type: ignore[return-value]
+        return self._dtype
+
+    @property
+    def parameters(self) -> ParamSpace | None:
+        """The parameters over which the matrix lies, or None."""
+        spaces = {space.names: space for A in self._parts() if (space := A.parameters)}
+        same = len(spaces) == 1 and self.shape[0] == self.shape[1]
+        return next(iter(spaces.values())) if same else None
 
     @abstractmethod
     def _matmat(self, X: Tensor) -> Tensor:
@@ -148,12 +200,25 @@ class LinearOperator(ABC):
     @overload
     def __matmul__(self, x: LinearOperator) -> LinearOperator: ...
 
-    def __matmul__(self, x: Tensor | LinearOperator) -> Tensor | LinearOperator:
+    @overload
+    def __matmul__(self, x: NDArray[Any]) -> NDArray[Any]: ...
+
+    @overload
+    def __matmul__(self, x: list[Tensor]) -> list[Tensor]: ...
+
+    @overload
+    def __matmul__(self, x: dict[str, Tensor]) -> dict[str, Tensor]: ...
+
+    def __matmul__(self, x: Any) -> Any:
         """``A @ x`` for a vector or a block of columns, ``A @ B`` for another operator."""
         if isinstance(x, LinearOperator):
             from curvescope.operators.algebra import Product
 
             return Product(self, x)
+        if not isinstance(x, Tensor):
+            from curvescope.operators.formats import translated
+
+            return translated(self, x)
         x = _checks.columns(f"{self} @ x", x, self.shape[1], self.dtype, self.device)
         with without_gradients():
             y = self._matmat(x.detach() if x.ndim == 2 else x.detach()[:, None])
@@ -250,48 +315,74 @@ class LinearOperator(ABC):
         return Transpose(self)
 
     def dense(self) -> Tensor:
-        """The whole matrix, from ``n`` products; memory ``m·n`` numbers."""
+        """The whole matrix, from ``n`` products; memory ``m·n`` numbers.
+
+        Where that will take more than half a minute, a :class:`CostWarning` says so before.
+        """
+        self._warn_of_cost("dense()", self.shape[1])
         identity = torch.eye(self.shape[1], dtype=self.dtype, device=self.device)
         with without_gradients():
             return self._matmat(identity)
+
+    def _warn_of_cost(self, call: str, columns: int) -> None:
+        """Try a small block, and warn where all columns will take long."""
+        if columns < 64 * _TRIED:  # the trial would cost more than it tells
+            return
+        block = torch.eye(self.shape[1], _TRIED, dtype=self.dtype, device=self.device)
+        begun = time.perf_counter()
+        with without_gradients():
+            self._matmat(block)[0].sum().item()
+        seconds = (time.perf_counter() - begun) * columns / _TRIED
+        if seconds > _LONG:
+            message = (
+                f"{type(self).__name__}.{call} takes {columns:,} products, up to "
+                f"{seconds / 60:.0f} min here; cs.eigenpairs, cs.trace and cs.spectral_measure "
+                "need some dozens"
+            )
+            warnings.warn(message, CostWarning, stacklevel=3)
 
     def to_scipy(self) -> scipy.sparse.linalg.LinearOperator:
         """The same operator for SciPy (NumPy arrays in, NumPy arrays out, on the CPU).
 
         SciPy takes many products, so that what is worth it is kept, see :meth:`for_many`.
         """
-        import scipy.sparse.linalg
+        from curvescope.operators.formats import to_scipy
 
-        A = self.for_many()
+        return to_scipy(self)
 
-        def product(apply: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
-            def call(x: Any) -> Any:
-                tensor = torch.as_tensor(x).to(self.device, self.dtype)
-                with without_gradients():
-                    y = apply(tensor if tensor.ndim == 2 else tensor[:, None])
-                return (y if tensor.ndim == 2 else y[:, 0]).cpu().numpy()
+    def matvec(self, x: NDArray[Any]) -> NDArray[Any]:
+        """``A x`` of arrays, under SciPy's name; see :meth:`to_scipy`."""
+        return self.to_scipy().matvec(x)
 
-            return call
+    def rmatvec(self, x: NDArray[Any]) -> NDArray[Any]:
+        """``Aᵀ x`` of arrays, under SciPy's name."""
+        return self.to_scipy().rmatvec(x)
 
-        forward, adjoint = product(A._matmat), product(A._rmatmat)
-        dtype = torch.empty(0, dtype=self.dtype).numpy().dtype
-        return scipy.sparse.linalg.LinearOperator(
-            self.shape, forward, rmatvec=adjoint, matmat=forward, rmatmat=adjoint, dtype=dtype
-        )
+    def matmat(self, X: NDArray[Any]) -> NDArray[Any]:
+        """``A X`` of arrays, under SciPy's name."""
+        return self.to_scipy().matmat(X)
+
+    def rmatmat(self, X: NDArray[Any]) -> NDArray[Any]:
+        """``Aᵀ X`` of arrays, under SciPy's name."""
+        return self.to_scipy().rmatmat(X)
 
     # Algebra: always a new operator -------------------------------------------------------------
 
-    def __add__(self, other: LinearOperator) -> LinearOperator:
+    def __add__(self, other: LinearOperator | float) -> LinearOperator:
+        """``A + B``; a number ``c`` stands for ``c · I``."""
         from curvescope.operators.algebra import add
 
         return add(self, other)
 
-    def __sub__(self, other: LinearOperator) -> LinearOperator:
+    __radd__ = __add__
+
+    def __sub__(self, other: LinearOperator | float) -> LinearOperator:
         from curvescope.operators.algebra import add
 
-        if not isinstance(other, LinearOperator):
-            return NotImplemented
         return add(self, -1.0 * other)
+
+    def __rsub__(self, other: float) -> LinearOperator:
+        return -self + other
 
     def __mul__(self, factor: float) -> LinearOperator:
         from curvescope.operators.algebra import scale
@@ -305,6 +396,15 @@ class LinearOperator(ABC):
 
     def __neg__(self) -> LinearOperator:
         return self * -1.0
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Algorithms are functions of an operator: say so where one looks for a method."""
+            call = _FUNCTIONS.get(name)
+            hint = f": estimates are functions of an operator, {call}" if call else ""
+            rule = f"{type(self).__name__!r} object has no attribute {name!r}{hint}"
+            raise AttributeError(rule, name=name, obj=self)
 
     def __repr__(self) -> str:
         facts = ", psd" if self.psd else ", symmetric" if self.symmetric else ""

@@ -11,9 +11,9 @@ References:
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from curvescope import _checks
 from curvescope._state import full_precision, without_gradients
@@ -29,6 +29,35 @@ from curvescope.record.piecewise import PiecewiseLinear
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+class MatrixOptions(ProductOptions, total=False):
+    """The keywords of a matrix that is made from a model and data; see :class:`Problem`."""
+
+    loss: Any
+    params: Any
+    mode: str
+    batch_size: int | None
+
+
+def problem_and_options(
+    where: str, problem: Problem | nn.Module, data: tuple[Any, ...], given: MatrixOptions
+) -> tuple[Problem, ProductOptions]:
+    """``Hessian(problem)``, and ``Hessian(model, data, loss=…)`` for ``Hessian(Problem(…))``."""
+    options: dict[str, Any] = dict(given)
+    if isinstance(problem, nn.Module):
+        if not data:
+            rule = "a model needs its data"
+            raise CurvescopeError(where, rule, remedy=f"write {where}(model, (X, y), loss=…)")
+        names = ("loss", "params", "mode", "batch_size")
+        chosen = {name: options.pop(name) for name in names if name in options}
+        problem = Problem(problem, *data, **chosen)
+    elif data:
+        raise CurvescopeError(where, "a Problem has its data already", given="data beside it")
+    elif not isinstance(problem, Problem):
+        rule = "needs a Problem, or a model and data"
+        raise CurvescopeError(f"{where}(problem)", rule, given=type(problem).__name__)
+    return problem, options  # type: ignore[return-value]
 
 
 class Curvature(LinearOperator):
@@ -59,9 +88,6 @@ class Curvature(LinearOperator):
         **options: Unpack[ProductOptions],
     ) -> None:
         where = type(self).__name__
-        if not isinstance(problem, Problem):
-            rule = "needs a Problem"
-            raise CurvescopeError(f"{where}(problem)", rule, given=type(problem).__name__)
         self._how = Options.of(where, problem, options)
         self._matrix = Matrix(problem, mix, space or problem.params)
         self.problem, self.space = problem, self._matrix.space
@@ -71,6 +97,11 @@ class Curvature(LinearOperator):
         super().__init__(
             (n, n), dtype=problem.dtype, device=problem.device, symmetric=True, psd=psd
         )
+
+    @property
+    def parameters(self) -> ParamSpace:
+        """The parameters of this block."""
+        return self.space
 
     @property
     def mix(self) -> Mix:

@@ -9,14 +9,14 @@ References:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from curvescope import _checks
-from curvescope.engine.matrix import ProductOptions
 from curvescope.errors import CurvescopeError
-from curvescope.operators.curvature import Curvature
+from curvescope.operators.curvature import Curvature, MatrixOptions, problem_and_options
 from curvescope.problem import Problem
 from curvescope.record.outputs import GradientOuter, LossHessian, Mix, SampledFisher
 
@@ -40,8 +40,11 @@ class GaussNewton(Curvature):
     tensor([[1.]], dtype=torch.float64)
     """
 
-    def __init__(self, problem: Problem, **options: Unpack[ProductOptions]) -> None:
-        super().__init__(problem, Mix(0.0, ((LossHessian(), 1.0),)), **options)
+    def __init__(
+        self, problem: Problem | nn.Module, *data: Any, **options: Unpack[MatrixOptions]
+    ) -> None:
+        problem, how = problem_and_options("GaussNewton", problem, data, options)
+        super().__init__(problem, Mix(0.0, ((LossHessian(), 1.0),)), **how)
 
 
 class MonteCarloFisher(Curvature):
@@ -53,20 +56,21 @@ class MonteCarloFisher(Curvature):
 
     def __init__(
         self,
-        problem: Problem,
-        *,
+        problem: Problem | nn.Module,
+        *data: Any,
         samples: int = 1,
         generator: torch.Generator,
-        **options: Unpack[ProductOptions],
+        **options: Unpack[MatrixOptions],
     ) -> None:
+        problem, how = problem_and_options("MonteCarloFisher", problem, data, options)
         _checks.positive_int("MonteCarloFisher", "samples", samples)
         source = _checks.generator("MonteCarloFisher", generator)
-        if isinstance(problem, Problem) and problem.data.shuffles:
+        if problem.data.shuffles:
             rule = "draws belong to samples, so the loader must not shuffle"
             raise CurvescopeError("MonteCarloFisher(problem)", rule, remedy="use `shuffle=False`")
         seed = int(torch.randint(2**62, (), generator=source, device=source.device))
         mix = Mix(0.0, ((SampledFisher(int(samples), seed), 1.0),))
-        super().__init__(problem, mix, **options)
+        super().__init__(problem, mix, **how)
 
 
 class EmpiricalFisher(Curvature):
@@ -76,5 +80,8 @@ class EmpiricalFisher(Curvature):
     of the gradients, not the Fisher matrix: it vanishes where every sample is fitted.
     """
 
-    def __init__(self, problem: Problem, **options: Unpack[ProductOptions]) -> None:
-        super().__init__(problem, Mix(0.0, ((GradientOuter(), 1.0),)), **options)
+    def __init__(
+        self, problem: Problem | nn.Module, *data: Any, **options: Unpack[MatrixOptions]
+    ) -> None:
+        problem, how = problem_and_options("EmpiricalFisher", problem, data, options)
+        super().__init__(problem, Mix(0.0, ((GradientOuter(), 1.0),)), **how)

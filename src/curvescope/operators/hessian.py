@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from curvescope.engine.matrix import ProductOptions
-from curvescope.operators.curvature import Curvature
+from torch import nn
+
+from curvescope.operators.curvature import Curvature, MatrixOptions, problem_and_options
 from curvescope.problem import Problem
 from curvescope.record.outputs import LossHessian, Mix
 
@@ -19,6 +20,7 @@ class Hessian(Curvature):
     Symmetric, in general indefinite. A streamed product costs about 2.5 gradients, a kept one about
     1.5; ``k`` columns share one pass over the data. Weight decay is not part of the loss.
     ``keep``, ``columns`` and ``cuda_graph`` say how products are made, see :class:`Curvature`.
+    ``Hessian(model, data, loss=…)`` is short for ``Hessian(Problem(model, data, loss=…))``.
 
     >>> import torch
     >>> from torch import nn
@@ -29,5 +31,8 @@ class Hessian(Curvature):
             [4., 8.]], dtype=torch.float64)
     """
 
-    def __init__(self, problem: Problem, **options: Unpack[ProductOptions]) -> None:
-        super().__init__(problem, Mix(1.0, ((LossHessian(), 1.0),)), **options)
+    def __init__(
+        self, problem: Problem | nn.Module, *data: Any, **options: Unpack[MatrixOptions]
+    ) -> None:
+        problem, how = problem_and_options("Hessian", problem, data, options)
+        super().__init__(problem, Mix(1.0, ((LossHessian(), 1.0),)), **how)

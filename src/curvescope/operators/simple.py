@@ -75,9 +75,12 @@ class Diagonal(LinearOperator):
 
 
 class Identity(LinearOperator):
-    """The identity on ``n`` dimensions: ``A + damping * Identity(n, …)`` shifts a spectrum."""
+    """The identity on ``n`` dimensions; ``A + damping`` is short for ``A + damping · I``."""
 
-    def __init__(self, n: int, *, dtype: torch.dtype, device: torch.device | str) -> None:
+    def __init__(
+        self, n: int, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+    ) -> None:
+        dtype = torch.get_default_dtype() if dtype is None else dtype
         super().__init__((n, n), dtype=dtype, device=device, symmetric=True, psd=True)
 
     def _decided_by(self) -> tuple[object, ...]:

@@ -37,13 +37,15 @@ class Batches:
     could be walked only once, is read into memory.
     """
 
-    def __init__(self, data: Any, device: torch.device, batch_size: int | None) -> None:
-        self._device = device
+    def __init__(
+        self, data: Any, device: torch.device, batch_size: int | None, dtype: torch.dtype
+    ) -> None:
+        self._device, self._dtype = device, dtype
         self.targets: list[Any] = []  # of data given whole, as tensors
         if isinstance(getattr(data, "tensors", None), tuple):
             data = data.tensors
-        if isinstance(data, tuple) and len(data) == 2:
-            _need_tensors(data)
+        if isinstance(data, tuple | Mapping):
+            data = self._tensors(data)
         if isinstance(data, Mapping) or (
             isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Tensor)
         ):
@@ -87,7 +89,7 @@ class Batches:
         notes: list[Tensor] = []
         for index, item in enumerate(self._data):
             nothing = False
-            inputs, target = _pair(item)
+            inputs, target = _pair(self._tensors(item))
             check_batch(inputs, target, index)
             batch = Batch(self._move(inputs, copied), self._move(target, copied), index)
             if self._passes is not None:
@@ -123,7 +125,7 @@ class Batches:
         batches: list[str] = []
         notes: list[Tensor] = []
         for item in self._data:
-            inputs, target = _pair(item)
+            inputs, target = _pair(self._tensors(item))
             rows = _sample_digests(inputs, target)
             samples += rows
             batches.append(digest(rows))
@@ -132,6 +134,18 @@ class Batches:
         if notes:
             self._hold(notes)
         return digest(sorted(samples)), digest(batches)
+
+    def _tensors(self, item: Any) -> Any:
+        """A batch with copies of its NumPy arrays as tensors, real numbers in the model's type."""
+
+        def convert(array: np.ndarray[Any, Any]) -> Tensor:
+            if array.dtype.kind == "f":
+                return torch.tensor(array, dtype=self._dtype)
+            return torch.tensor(array, dtype=torch.int64 if array.dtype.kind in "iu" else None)
+
+        tree = dict(item) if isinstance(item, Mapping) else item
+        arrays = any(isinstance(leaf, np.ndarray) for leaf in pytree.tree_leaves(tree))
+        return pytree.tree_map_only(np.ndarray, convert, tree) if arrays else item
 
     def _move(self, tree: Any, copied: bool = False) -> Any:
         def move(t: Tensor) -> Tensor:
@@ -170,22 +184,13 @@ def _pair(item: Any) -> tuple[Any, Any]:
             raise CurvescopeError("Problem(data)", rule, given=list(item))
         return {k: v for k, v in item.items() if k != "labels"}, item["labels"]
     if isinstance(item, tuple | list) and len(item) == 2:
-        _need_tensors(item)
         inputs, target = (dict(p) if isinstance(p, Mapping) else p for p in item)
         return (
             inputs,
             target,
         )  # torch.utils._pytree treats other mappings, such as a tokenizer's, as leaves
-    _need_tensors([item])
     rule = "each batch must be a pair (input, target)"
     raise CurvescopeError("Problem(data)", rule, given=type(item).__name__)
-
-
-def _need_tensors(parts: Iterable[Any]) -> None:
-    if any(isinstance(part, np.ndarray) for part in parts):
-        rule = "inputs and targets must be torch tensors"
-        remedy = "convert them with torch.from_numpy"
-        raise CurvescopeError("Problem(data)", rule, given="NumPy arrays", remedy=remedy)
 
 
 def _cut(inputs: Any, target: Any, batch_size: int | None) -> list[tuple[Any, Any]]:

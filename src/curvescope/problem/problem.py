@@ -32,6 +32,14 @@ from curvescope.problem.params import Selection
 T = TypeVar("T")
 
 
+def _pair(data: Any, targets: Any) -> tuple[Any, Any]:
+    """``X`` and ``y`` that were given as two arguments."""
+    if isinstance(targets, str | nn.Module | Loss) or callable(targets):
+        rule = "the third argument is `targets`, for Problem(model, X, y)"
+        raise CurvescopeError("Problem", rule, given="a loss", remedy="write loss=…")
+    return data, targets
+
+
 class Problem(ModelFunction):
     """``L(w) = (1/N) Σ_n ℓ(f(x_n; w), y_n)`` for a model, its data and a choice of variables ``w``.
 
@@ -39,7 +47,9 @@ class Problem(ModelFunction):
         model: any ``nn.Module``; its flags, gradients, buffers and weights are never changed.
         data: ``(X, y)``, a data set with such ``.tensors``, a ``DataLoader``, or an iterable of
             ``(input, target)`` batches; inputs may be tensors, tuples or mappings. Batches are
-            moved to the model's device.
+            moved to the model's device. NumPy arrays are copied; their real numbers become those
+            of the model's type.
+        targets: ``y``, where ``data`` is ``X`` alone.
         loss: ``"cross_entropy"``, ``"binary_logistic"``, ``"mse"``, ``"huber"``,
             ``"smooth_l1"``; a torch loss module or function; one of :mod:`curvescope.losses`; or
             any callable of ``(output, target)`` that averages over the samples. For a model that
@@ -74,13 +84,15 @@ class Problem(ModelFunction):
         self,
         model: nn.Module,
         data: Any,
-        loss: str | nn.Module | Callable[..., Tensor] | Loss = "cross_entropy",
+        targets: Any = None,
         *,
+        loss: str | nn.Module | Callable[..., Tensor] | Loss = "cross_entropy",
         params: Selection = None,
         mode: str = "eval",
         batch_size: int | None = None,
     ) -> None:
         super().__init__(model, params, mode)
+        data = data if targets is None else _pair(data, targets)
         labels = takes_labels(model)
         named = isinstance(loss, str) and loss == MODEL
         if named and not labels:
@@ -97,7 +109,7 @@ class Problem(ModelFunction):
             if mode == "train":
                 rule = "in `mode='train'` the batches are part of the loss"
                 raise CurvescopeError("Problem(batch_size)", rule, remedy="give them as a list")
-        self.data = Batches(data, self.device, batch_size)
+        self.data = Batches(data, self.device, batch_size, self.dtype)
         self._cut = batch_size is not None and self.data.length != 1
         self._first: torch.Size | None = None  # the shape of the first output
         if self._named is None:

@@ -109,7 +109,7 @@ def layer_eigenpairs(
     >>> from curvescope.operators.hessian import Hessian
     >>> from curvescope.problem import Problem
     >>> X, y = torch.tensor([[3.0, 0, 0, 4.0, 0, 0, 0, 0]]).double(), torch.zeros(1, 1).double()
-    >>> block = Hessian(Problem(nn.Linear(8, 1).double(), (X, y), "mse")).block("weight")
+    >>> block = Hessian(Problem(nn.Linear(8, 1).double(), (X, y), loss="mse")).block("weight")
     >>> pairs = layer_eigenpairs(block, 1, generator=torch.Generator().manual_seed(0))
     >>> round(float(pairs.values), 6), pairs.converged  # 2 ‖x‖²
     (50.0, True)

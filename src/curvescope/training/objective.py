@@ -206,7 +206,7 @@ def evaluate(
     measured = as_loss(loss)
     device, dtype = home(where, model)
     X, y = as_tensors(where, data, device, dtype, measured)
-    remedy = "leave the weights out, or take Problem(model, data, loss).value()"
+    remedy = "leave the weights out, or take Problem(model, data, loss=loss).value()"
     check_even(where, measured, "the mean over the samples", remedy)
     check_fit(where, model, measured, X, y)
     with held(model, "eval"):

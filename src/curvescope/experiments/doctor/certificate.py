@@ -49,7 +49,7 @@ def examples(model: nn.Module, data: Any) -> Problem:
     X, _ = as_examples("certify", data, *home("certify", model))
     with held(model, "eval"), torch.no_grad():
         loss = classifier_loss(model(X[:2]))
-    return Problem(model, data, loss, batch_size=_BATCH)
+    return Problem(model, data, loss=loss, batch_size=_BATCH)
 
 
 def _examples(problem: Problem, count: int) -> tuple[Tensor, Tensor]:

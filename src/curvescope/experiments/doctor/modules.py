@@ -120,7 +120,7 @@ def _try(problem: Problem, call: ModuleCall) -> _Trial:
             target = torch.zeros_like(alone(here))
         if not target.numel():
             return _Trial("", "")
-        trial = _try_problem(Problem(alone, [(here, target)], "mse"))
+        trial = _try_problem(Problem(alone, [(here, target)], loss="mse"))
         _, alone_twice, reason = trial.twice.partition("cannot be differentiated twice: ")
         return _Trial(trial.recorded, reason if alone_twice else trial.twice)
     except CurvescopeError as error:

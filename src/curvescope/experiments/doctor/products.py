@@ -28,7 +28,7 @@ _LOOKING = 10.0  # seconds that are spent on counting the samples of a loader
 def on(problem: Problem, *batches: Batch) -> Problem:
     """The problem on some batches alone."""
     return Problem(
-        problem.model, [(batch.inputs, batch.target) for batch in batches], problem.loss,
+        problem.model, [(batch.inputs, batch.target) for batch in batches], loss=problem.loss,
         params=list(problem.params.names), mode=problem.mode,
     )  # fmt: skip
 

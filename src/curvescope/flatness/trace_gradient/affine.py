@@ -52,7 +52,7 @@ def functions_of_piecewise_affine(
     device = next(iter(tensors(few))).device.type
     try:
         with torch.autocast(device, enabled=False):
-            problem = Problem(model, [(few.inputs, few.target)], loss)
+            problem = Problem(model, [(few.inputs, few.target)], loss=loss)
             affine = PiecewiseLinear(problem).behind_each_layer(problem, problem.params)
     except torch.OutOfMemoryError:
         raise
