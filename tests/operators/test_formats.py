@@ -93,7 +93,7 @@ def test_vectors_that_do_not_fit(x: object, message: str) -> None:
 
 
 def test_lists_need_named_parameters() -> None:
-    with pytest.raises(cs.CurvescopeError, match="got list; use torch.as_tensor"):
+    with pytest.raises(cs.CurvescopeError, match=r"got list; use torch\.as_tensor"):
         cs.Dense(torch.eye(2)) @ [torch.ones(2)]
 
 
@@ -147,7 +147,7 @@ def test_scipy_takes_operators_as_they_are() -> None:
 def test_methods_that_are_functions_say_so(name: str, call: str) -> None:
     with pytest.raises(AttributeError, match=f"functions of an operator, {call}"):
         getattr(hessian(), name)
-    with pytest.raises(AttributeError, match="'Hessian' object has no attribute 'nothing'$"):
+    with pytest.raises(AttributeError, match=r"'Hessian' object has no attribute 'nothing'$"):
         hessian().nothing  # noqa: B018
     assert not hasattr(hessian(), "trace")
 
