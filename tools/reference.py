@@ -21,6 +21,7 @@ ROAD = (
     "structure",
     "flatness",
     "certificates",
+    "monitor",
     "figures",
     "networks",
     "data",

@@ -9,6 +9,7 @@ belongs to one question has a namespace of its own, with the results that its fu
 ``cs.structure``      Kronecker and class structure of curvature matrices
 ``cs.flatness``       sharpness, generalization metrics, the trace penalty
 ``cs.certificates``   PAC-Bayes bounds, and their verification
+``cs.monitor``        curvature while a network trains
 ``cs.data``           data sets by name
 ``cs.networks``       the networks of the papers by name
 ``cs.training``       reproducible training

@@ -3,6 +3,7 @@
 from curvescope import certificates as certificates
 from curvescope import data as data
 from curvescope import flatness as flatness
+from curvescope import monitor as monitor
 from curvescope import networks as networks
 from curvescope import spectra as spectra
 from curvescope import structure as structure
@@ -15,6 +16,7 @@ from curvescope.experiments.doctor import doctor as doctor
 from curvescope.figures.plot import plot as plot
 from curvescope.flatness import TraceRegularizer as TraceRegularizer
 from curvescope.flatness import sharpness as sharpness
+from curvescope.monitor import Monitor as Monitor
 from curvescope.networks import network as network
 from curvescope.operators.algebra import deflate as deflate
 from curvescope.operators.algebra import knockout as knockout

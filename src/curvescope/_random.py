@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,3 +50,28 @@ def rademacher(
     """Independent signs ±1."""
     bits = torch.randint(0, 2, shape, generator=generator, device=generator.device)
     return (2 * bits - 1).to(device=device, dtype=dtype)
+
+
+@contextmanager
+def global_generators_kept() -> Iterator[None]:
+    """Whatever the block draws from the generators that all code shares is put back.
+
+    Those of torch (the processor's and every GPU's), NumPy and Python. A loader draws from torch's
+    whenever it is walked through, for instance.
+
+    >>> with torch.random.fork_rng(devices=[]):
+    ...     with global_generators_kept():
+    ...         a = torch.rand(())
+    ...     bool(a == torch.rand(()))
+    True
+    """
+    processor, numpy, python = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    try:
+        yield
+    finally:
+        torch.set_rng_state(processor)
+        np.random.set_state(numpy)
+        random.setstate(python)
+        if devices:
+            torch.cuda.set_rng_state_all(devices)

@@ -13,6 +13,7 @@ from curvescope._state.switches import (
     refuse_inference_mode,
     strict_precision,
     tuned_kernels,
+    without_autocast,
     without_gradients,
 )
 from curvescope._state.undo import undone, uninterrupted
@@ -20,5 +21,6 @@ from curvescope._state.undo import undone, uninterrupted
 __all__ = [
     "Above", "Mode", "copied", "differentiable", "evaluated", "exclusive", "fast_precision",
     "forward_mode", "full_precision", "held", "in_training", "refuse_inference_mode",
-    "strict_precision", "tuned_kernels", "undone", "uninterrupted", "watching", "without_gradients",
+    "strict_precision", "tuned_kernels", "undone", "uninterrupted", "watching", "without_autocast",
+    "without_gradients",
 ]  # fmt: skip

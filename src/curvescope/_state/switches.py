@@ -124,6 +124,20 @@ def _gradients(*, enabled: bool) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def without_autocast(device: torch.device) -> Iterator[None]:
+    """Numbers in their own type for a while, inside of a caller's ``torch.autocast``.
+
+    >>> with torch.autocast("cpu", torch.bfloat16), without_autocast(torch.device("cpu")):
+    ...     torch.is_autocast_enabled("cpu")
+    False
+    """
+    before = torch.is_autocast_enabled(device.type)
+    with undone(lambda: torch.set_autocast_enabled(device.type, before)):
+        torch.set_autocast_enabled(device.type, False)
+        yield
+
+
 # Kernels ----------------------------------------------------------------------------------------
 
 
