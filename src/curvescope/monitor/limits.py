@@ -105,7 +105,8 @@ None where the parameter has not been moved yet.
 
 _Found = tuple[float, Tensor, float] | None
 _OF: dict[str, Limit] = {}
-NEED_BEFORE = ("torch.optim._adafactor.Adafactor", "transformers.optimization.Adafactor")
+_TORCH_ADAFACTOR = ("torch.optim.Adafactor", "torch.optim._adafactor.Adafactor")
+NEED_BEFORE = (*_TORCH_ADAFACTOR, "transformers.optimization.Adafactor")
 
 
 def limit_of(*names: str) -> Callable[[Limit], Limit]:
@@ -232,7 +233,7 @@ def _adagrad(group: Any, state: Any, p: Tensor, before: Any) -> _Found:
     return 2 / float(group["lr"]), scale, float(group["weight_decay"])
 
 
-@limit_of("torch.optim._adafactor.Adafactor")
+@limit_of(*_TORCH_ADAFACTOR)
 def _adafactor(group: Any, state: Any, p: Tensor, before: Before) -> _Found:
     """As in torch: the rate is that of the group, all else is in ``p``."""
     gradient = before.gradients.get(id(p))
