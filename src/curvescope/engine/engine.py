@@ -35,11 +35,15 @@ T = TypeVar("T")
 class Engine:
     """Products with the curvature matrices of one problem; ``problem.companion(Engine)``."""
 
-    def __init__(self, problem: Problem) -> None:
-        self._linearizer = Linearizer()
+    def __init__(self, problem: Problem | None, linearizer: Linearizer | None = None) -> None:
+        self._linearizer = linearizer or Linearizer()
         self._batches = kept.KeptBatches(self._linearizer)
         self._closed = ClosedForm()
         self._graphs = CapturedProducts()
+
+    def renewed(self) -> Engine:
+        """An engine for other weights: it knows what can be recorded and what fits, no more."""
+        return Engine(None, self._linearizer)
 
     # Products -----------------------------------------------------------------------------------
 

@@ -284,6 +284,7 @@ class Monitor:
                 values |= QUANTITIES[name](look)
                 start, now = now, self._now()
                 seconds[name] = values[f"{name}/seconds"] = now - start + common
+            look.release()
         return values, seconds, found
 
     def _limits(self) -> Limits | None:

@@ -28,18 +28,25 @@ class Probe:
         mode: str,
     ) -> None:
         norms = any(isinstance(module, _NormBase) for module in model.modules())
-        self._model, self._mode = model, mode if norms else "eval"  # the same without batch norm
+        self._mode = mode if norms else "eval"  # the same without batch norm
         with global_generators_kept():
             read = Problem(model, data, loss=loss, mode=self._mode)
             self.batches = [(b.inputs, b.target) for b in read.data]
-            first = Problem(model, self.batches, loss=loss, mode=self._mode)
-            self.loss = first.loss
-        self.names, self.identity = first.params.names, first.data_identity
+            self._first = Problem(model, self.batches, loss=loss, mode=self._mode)
+            self.loss = self._first.loss
+        self.names, self.identity = self._first.params.names, self._first.data_identity
+        self._used = False
         self.samples = sum(samples_of(target) for _, target in self.batches)
 
     def problem(self) -> Problem:
-        """The problem for the weights that the model has now."""
-        return Problem(self._model, self.batches, loss=self.loss, mode=self._mode)
+        """The problem for the weights that the model has now.
+
+        The first one stays, without what is kept for products: the others know what it found out.
+        """
+        if not self._used:
+            self._used = True
+            return self._first
+        return self._first.renewed()
 
 
 def samples_of(target: Any) -> int:

@@ -69,6 +69,10 @@ class Look:
             self._ready = self._H.for_many() if self.many else self._H
         return self._ready
 
+    def release(self) -> None:
+        """Let go what is kept for products."""
+        self._H.release()
+
 
 Values = dict[str, float]
 Quantity = Callable[[Look], Values]

@@ -28,6 +28,7 @@ from curvescope.problem.losses.model_loss import (
     to_compare,
 )
 from curvescope.problem.params import Selection
+from curvescope.problem.soundness import check_weights
 
 T = TypeVar("T")
 
@@ -308,11 +309,34 @@ class Problem(ModelFunction):
         other._contents = copy(self._contents)
         return other
 
+    def renewed(self) -> Problem:
+        """The same problem for the weights that the model has now.
+
+        For a model in training: what was found out about the problem and depends on no weights
+        (which loss, what can be recorded, whether a product fits into memory) is not found again.
+
+        >>> model = nn.Linear(1, 1, bias=False)
+        >>> problem = Problem(model, (torch.ones(1, 1), torch.zeros(1, 1)), loss="mse")
+        >>> _ = model.weight.detach().fill_(2.0)
+        >>> problem.renewed().gradient().tolist()
+        [4.0]
+        """
+        other = object.__new__(Problem)
+        other.__dict__.update(self.__dict__)
+        with _state.exclusive(self.model):
+            check_weights(self.model)
+            other._contents = Contents(self.model, self._loss)
+            other._caches = caches(self.model)
+        kept = ((kind, getattr(made, "renewed", None)) for kind, made in self._companions.items())
+        other._companions = {kind: renewed() for kind, renewed in kept if renewed is not None}
+        return other
+
     def companion(self, kind: Callable[[Problem], T]) -> T:
         """The object of class ``kind`` that belongs to this problem, made as ``kind(self)`` once.
 
         The engine of products is such an object: all operators on a problem share it, and it is
-        freed with the problem, to which it must hold a weak reference.
+        freed with the problem, to which it must hold a weak reference. One with a method
+        ``renewed()`` gives what of it serves :meth:`renewed` problems.
         """
         made: T | None = self._companions.get(kind)
         if made is None:  # of two threads that make one, the first decides
