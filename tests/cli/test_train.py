@@ -12,6 +12,7 @@ import torch
 from curvescope.cli import train as train_command
 from curvescope.cli.app import run
 from curvescope.data import dataset
+from curvescope.experiments import training
 from curvescope.training import Progress, Recipe, load_network
 from curvescope.training import loop as training_loop
 
@@ -95,6 +96,19 @@ def test_every_option_reaches_the_recipe(capsys) -> None:
     assert shown["parameters"] == 784 * 5 + 5 + 5 + 1  # one output
 
 
+@pytest.fixture
+def recipes(monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
+    """What the command would train with, if it were not stopped at that moment."""
+    given = []
+
+    def stopped(network: str, splits: object, recipe: Recipe, **others: object) -> None:
+        given.append(recipe)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "train_network", stopped)
+    return given
+
+
 @pytest.mark.parametrize(
     ("options", "chosen"),
     [
@@ -104,10 +118,11 @@ def test_every_option_reaches_the_recipe(capsys) -> None:
         (["--lr", "0.01", "--momentum", "0", "--schedule", "constant"], {"lr": 0.01}),
     ],
 )
-def test_what_is_left_open_is_chosen(capsys, options: list[str], chosen: dict[str, object]) -> None:
-    assert run([*SMALL, *options, "--json", "--out", "out"]) == 0
-    recipe = json.loads(capsys.readouterr().out)["recipe"]
-    assert {key: recipe[key] for key in chosen} == chosen
+def test_what_is_left_open_is_chosen(
+    recipes: list[Recipe], options: list[str], chosen: dict[str, object]
+) -> None:
+    assert run([*SMALL, *options]) == 130
+    assert {key: getattr(recipes[0], key) for key in chosen} == chosen
 
 
 @pytest.mark.parametrize(("network", "least"), [("F-60^2", 0.9), ("LeNet5", 0.9)])
@@ -139,16 +154,17 @@ def test_a_gpt_learns_python_s_documentation(capsys) -> None:
 @pytest.mark.parametrize(
     ("options", "chosen"),
     [
-        ([], {"lr": 0.002, "batch_size": 16, "weight_decay": 0.1, "checkpoints": [1]}),
+        ([], {"lr": 0.002, "batch_size": 16, "weight_decay": 0.1, "checkpoints": (1,)}),
         (["--optimizer", "sgd"], {"lr": 0.05, "momentum": 0.9, "schedule": "cosine"}),
-        (["--checkpoints", "", "--warmup", "0"], {"checkpoints": [], "warmup": 0.0}),
+        (["--checkpoints", "", "--warmup", "0"], {"checkpoints": (), "warmup": 0.0}),
     ],
 )
-def test_what_is_left_open_for_a_gpt(capsys, options: list[str], chosen: dict) -> None:
-    command = ["train", "GPT-1x32", "--data", "python-topics-T2000", "--epochs", "2", "--json"]
-    assert run([*command, *options]) == 0
-    recipe = json.loads(capsys.readouterr().out)["recipe"]
-    assert {key: recipe[key] for key in chosen} == chosen
+def test_what_is_left_open_for_a_gpt(
+    recipes: list[Recipe], options: list[str], chosen: dict[str, object]
+) -> None:
+    command = ["train", "GPT-1x32", "--data", "python-topics-T2000", "--epochs", "2"]
+    assert run([*command, *options]) == 130
+    assert {key: getattr(recipes[0], key) for key in chosen} == chosen
 
 
 def test_a_vgg_without_batch_norm_is_initialized_so_that_it_learns(capsys) -> None:
