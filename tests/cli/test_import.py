@@ -13,16 +13,6 @@ import curvescope
 HEAVY = ("matplotlib", "sklearn", "pooch", "jinja2", "pandas", "torchvision")
 
 
-def used(code: str) -> float:
-    """Processor seconds of a fresh interpreter: the clock would measure the neighbors too."""
-    import resource
-
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, "-c", code], check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
 def printed(code: str, **variables: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -34,12 +24,17 @@ def printed(code: str, **variables: str) -> str:
     return done.stdout
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="processor times of children are POSIX")
 def test_first_steps_take_at_most_one_and_a_half_times_what_torch_takes() -> None:
-    ours = "import curvescope as cs; cs.Problem, cs.Hessian, cs.eigenpairs"
-    rounds = [(used("import torch"), used(ours)) for _ in range(2)]
-    torch, first = (min(times) for times in zip(*rounds, strict=True))
-    assert first <= 1.5 * torch, rounds
+    """In processor seconds of one process: the clock would measure the neighbors too."""
+    code = (
+        "from time import process_time; begun = process_time()\n"
+        "import torch; torchs = process_time() - begun\n"
+        "import curvescope as cs; cs.Problem, cs.Hessian, cs.eigenpairs\n"
+        "print((process_time() - begun) / torchs)"
+    )
+    # The first measurement is the only one unless something disturbed it.
+    ratios = (float(printed(code)) for _ in range(3))
+    assert any(ratio <= 1.5 for ratio in ratios)
 
 
 @pytest.mark.parametrize(
