@@ -75,7 +75,7 @@ SUMS: dict[str, tuple[Callable[..., Estimate[float]], str, int]] = {
 }
 
 
-@pytest.mark.parametrize("probes", [4, 8, 16, 32])
+@pytest.mark.parametrize("probes", [4, 8, 16])
 @pytest.mark.parametrize(
     ("name", "spectrum"),
     [
@@ -111,7 +111,7 @@ def test_sums_of_a_flat_spectrum(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("probes", [4, 32])
+@pytest.mark.parametrize("probes", [4, 16])
 def test_the_diagonal(probes: int) -> None:
     A, _ = dense("decaying")
     truth = torch.diagonal(A.dense())
@@ -128,9 +128,9 @@ def test_the_diagonal(probes: int) -> None:
 
 @functools.cache
 def _many(spectrum: str, steps: int) -> SpectralMeasure:
-    """All probes of 400 runs of 32; a diagonal matrix is a rotated one for Gaussian probes."""
+    """All probes of 400 runs of 16; a diagonal matrix is a rotated one for Gaussian probes."""
     A = Diagonal(SPECTRA[spectrum].double())
-    return spectral_measure(A, steps=steps, probes=32 * SEEDS, generator=seeded())
+    return spectral_measure(A, steps=steps, probes=16 * SEEDS, generator=seeded())
 
 
 def measures(spectrum: str, steps: int, probes: int) -> list[SpectralMeasure]:
@@ -145,7 +145,7 @@ def measures(spectrum: str, steps: int, probes: int) -> list[SpectralMeasure]:
     ]
 
 
-@pytest.mark.parametrize("probes", [4, 8, 16, 32])
+@pytest.mark.parametrize("probes", [4, 8, 16])
 @pytest.mark.parametrize("spectrum", ["one dominant", "rank 5"])
 def test_moments_of_the_measure(spectrum: str, probes: int) -> None:
     """Eight steps are exact for the moments up to the fifteenth, so that all error is sampling."""
@@ -155,7 +155,7 @@ def test_moments_of_the_measure(spectrum: str, probes: int) -> None:
         check([run.moment(k) for run in runs], float((eigenvalues**k).mean()))
 
 
-@pytest.mark.parametrize("probes", [4, 8, 16, 32])
+@pytest.mark.parametrize("probes", [4, 8, 16])
 def test_expectations_of_a_logarithm(probes: int) -> None:
     eigenvalues = SPECTRA["one dominant"].double()
     runs = [
@@ -175,7 +175,7 @@ def test_log_determinants(probes: int) -> None:
     check(runs, truth)
 
 
-@pytest.mark.parametrize("probes", [4, 8, 16, 32])
+@pytest.mark.parametrize("probes", [4, 8, 16])
 @pytest.mark.parametrize("logarithmic", [False, True])
 def test_bands_of_densities_between_eigenvalues_too(logarithmic: bool, probes: int) -> None:
     """At every point the band holds the mean curve: where few probes have a node and at peaks."""
