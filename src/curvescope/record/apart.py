@@ -2,7 +2,8 @@
 
 Normalization layers and the backward passes of softmax are single ATen operations whose kernels
 have no forward derivative. Their formulas are written out here with the same arguments and results;
-the recorder runs these in place of the kernels. Running statistics are read but never updated.
+the recorder runs these in place of the kernels. Running statistics are read but never updated. A
+batch norm whose statistics are frozen stays as it is (:mod:`curvescope.record.rules.batch_norm`).
 """
 
 from __future__ import annotations
@@ -79,16 +80,9 @@ def batch_norm(
     x: Tensor, w: Maybe, b: Maybe, mean: Maybe, var: Maybe, training: bool, momentum: float,
     eps: float,
 ) -> Triple:  # fmt: skip
-    if training or mean is None or var is None:
-        y, m, rstd = _normalize(x, _all_but_channels(x), eps)
-        y = y if w is None else y * _channels(w, x)
-        return (y if b is None else y + _channels(b, x)), m.flatten(), rstd.flatten()
-    scale = (var + eps).rsqrt()
-    scale = scale if w is None else scale * w
-    shift = -mean * scale
-    shift = shift if b is None else shift + b
-    empty = x.new_empty(0)
-    return x * _channels(scale, x) + _channels(shift, x), empty, empty
+    y, m, rstd = _normalize(x, _all_but_channels(x), eps)
+    y = y if w is None else y * _channels(w, x)
+    return (y if b is None else y + _channels(b, x)), m.flatten(), rstd.flatten()
 
 
 def batch_norm_backward(
@@ -97,25 +91,20 @@ def batch_norm_backward(
 ) -> Triple:  # fmt: skip
     over = _all_but_channels(x)
     scaled = g if w is None else g * _channels(w, x)
-    if training or mean is None or var is None:
-        assert saved_mean is not None
-        assert saved_rstd is not None
-        rstd = _channels(saved_rstd, x)
-        xhat = (x - _channels(saved_mean, x)) * rstd
-        gx = _normalize_backward(scaled, xhat, rstd, over) if mask[0] else None
-    else:
-        rstd = _channels((var + eps).rsqrt(), x)
-        xhat = (x - _channels(mean, x)) * rstd if mask[1] else x
-        gx = scaled * rstd if mask[0] else None
-    gw = _sum(g * xhat, over) if mask[1] else None
-    return gx, gw, (_sum(g, over) if mask[2] else None)
+    assert saved_mean is not None
+    assert saved_rstd is not None
+    rstd = _channels(saved_rstd, x)
+    xhat = (x - _channels(saved_mean, x)) * rstd
+    gx = _normalize_backward(scaled, xhat, rstd, over) if mask[0] else None
+    return gx, (_sum(g * xhat, over) if mask[1] else None), (_sum(g, over) if mask[2] else None)
 
 
 def cudnn_batch_norm(
     x: Tensor, w: Tensor, b: Maybe, mean: Maybe, var: Maybe, training: bool, factor: float,
     eps: float,
 ) -> tuple[Maybe, Maybe, Maybe, Tensor]:  # fmt: skip
-    y, m, rstd = batch_norm(x, w, b, mean, var, training, factor, eps)
+    norm = batch_norm if training else aten.native_batch_norm
+    y, m, rstd = norm(x, w, b, mean, var, training, factor, eps)
     return y, m, rstd, x.new_empty(0, dtype=torch.uint8)
 
 
@@ -199,7 +188,7 @@ def log_softmax_backward(g: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> 
     return g - y.exp() * g.sum(dim, keepdim=True)
 
 
-APART: dict[Any, Callable[..., Any]] = {
+_APART: dict[Any, Callable[..., Any]] = {
     aten.native_batch_norm.default: batch_norm,
     aten.native_batch_norm_backward.default: batch_norm_backward,
     aten.cudnn_batch_norm.default: cudnn_batch_norm,
@@ -214,5 +203,17 @@ APART: dict[Any, Callable[..., Any]] = {
     aten._log_softmax_backward_data.default: log_softmax_backward,
 }
 if hasattr(aten, "_fused_rms_norm"):
-    APART[aten._fused_rms_norm.default] = rms_norm
-    APART[aten._fused_rms_norm_backward.default] = rms_norm_backward
+    _APART[aten._fused_rms_norm.default] = rms_norm
+    _APART[aten._fused_rms_norm_backward.default] = rms_norm_backward
+_TRAINING = {aten.native_batch_norm.default: 5, aten.native_batch_norm_backward.default: 7}
+
+
+def in_pieces(func: Any, args: Sequence[Any]) -> Callable[..., Any] | None:
+    """What runs in place of an operation, None for one that stays as it is.
+
+    A batch norm does with statistics that are given and frozen.
+    """
+    flag = _TRAINING.get(func)
+    if flag is not None and not args[flag] and args[3] is not None and args[4] is not None:
+        return None
+    return _APART.get(func)

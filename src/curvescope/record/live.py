@@ -2,9 +2,11 @@
 
 Nothing is recorded. Each operation is followed at once by its linear map on the tangents, in the
 forward pass and then in the backward pass that autograd takes, so that the model runs once and the
-steps are seen by Python once. A tangent lives as long as the tensor that it belongs to: autograd
-lets go of a tensor that no backward pass needs, and the tangent goes with it. At its peak a product
-so holds twice what a gradient holds, the tensors saved for the backward pass and their tangents.
+steps are seen by Python once. The gradient by a weight is not computed at all, only its tangent
+(:mod:`curvescope.record.unread`). A tangent lives as long as the tensor that it belongs to:
+autograd lets go of a tensor that no backward pass needs, and the tangent goes with it. At its peak
+a product so holds twice what a gradient holds, the tensors saved for the backward pass and their
+tangents.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from curvescope.record.outputs import Mix
 from curvescope.record.recorder import Recorder
 from curvescope.record.replaced import replaced
 from curvescope.record.rules import Call, Untraceable, linear_step
+from curvescope.record.unread import saves_tensors_themselves, without_unread
 
 
 class _Watched(weakref.ref[Tensor]):
@@ -61,6 +64,13 @@ class Pusher(Recorder):
         self._replaced: list[int] = []
         self._dead: list[_Watched] = []
         self._above = Above()
+        self._parameters: set[int | None] = set()  # where they lie
+        self._leaves_out = not torch.is_anomaly_enabled()  # which looks for what is not a number
+
+    def parameter(self, p: Tensor, tangent: Tensor | None) -> None:
+        """A leaf; the numbers of the gradient by it are not computed in the backward pass."""
+        self._parameters.add(address(p))
+        self.seed(p, tangent)
 
     def seed(self, tensor: Tensor, tangent: Tensor | None) -> None:
         """A tensor whose tangent is given; None for zero."""
@@ -153,6 +163,15 @@ class Pusher(Recorder):
         if isinstance(out, Tensor) and id(out) in self._slots:
             self._gone(id(out), address(out))
 
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self.forward_slots is None:
+            self._leaves_out = self._leaves_out and saves_tensors_themselves()
+        elif self._leaves_out and not kwargs:
+            out = without_unread(func, args, self._parameters)
+            if out is not None:
+                return out
+        return super()._run(func, args, kwargs)
+
     # Tangents -------------------------------------------------------------------------------------
 
     def _take(
@@ -181,7 +200,7 @@ class LiveBatch:
         self._variables = problem.variables()
         for name, p in self._variables.items():
             inside = name in space.shapes
-            self._pusher.seed(p, row[space.slice(name)].view(p.shape) if inside else None)
+            self._pusher.parameter(p, row[space.slice(name)].view(p.shape) if inside else None)
         with problem.evaluation(), replaced(), watching(self._pusher):
             self._z = problem.output(self._variables, batch)
         if self._pusher.slot(self._z) is None:

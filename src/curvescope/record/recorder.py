@@ -21,7 +21,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import get_gradient_edge
 
 from curvescope.errors import ModelError
-from curvescope.record.apart import APART
+from curvescope.record.apart import in_pieces
 from curvescope.record.memory import address
 from curvescope.record.operations import facts, functional_form, is_view, run
 from curvescope.record.rules import RULES, Call, Untraceable, flatten, linear_step
@@ -156,16 +156,20 @@ class Recorder(SlotKeeper):
             made = out if isinstance(out, tuple | list) else (out,)
             self._claimed |= {self._slots[id(o)][0]: func for o in made if id(o) in self._slots}
             return out
-        if func in APART:
-            return self._apart(func, args, kwargs, leaves, active)
+        pieces = in_pieces(func, args)
+        if pieces is not None:
+            return self._apart(pieces, args, kwargs, leaves, active)
         if mutable:
             return self._inplace(func, args, kwargs, active)
-        out = run(func, args, kwargs)
+        out = self._run(func, args, kwargs)
         self._record(func, args, kwargs, out, active, leaves)
         return out
 
-    def _apart(self, func: Any, args: Any, kwargs: Any, leaves: Any, active: list[int]) -> Any:
-        """Record an operation as the simpler ones that it consists of."""
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return run(func, args, kwargs)
+
+    def _apart(self, pieces: Any, args: Any, kwargs: Any, leaves: Any, active: list[int]) -> Any:
+        """Record the simpler operations that one consists of."""
         hidden = {  # known to us but constant for autograd: hand over an unknown alias
             i: leaf.detach()
             for i, leaf in enumerate(leaves)
@@ -174,7 +178,7 @@ class Recorder(SlotKeeper):
         outer, self._nested = self._nested, True
         try:
             with self:
-                return Call(APART[func], args, kwargs, None, active).run(hidden)
+                return Call(pieces, args, kwargs, None, active).run(hidden)
         finally:
             self._nested = outer
 

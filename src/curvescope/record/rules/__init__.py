@@ -17,6 +17,7 @@ from curvescope.record.constant import Cache
 from curvescope.record.rules import (
     activations,
     attention,
+    batch_norm,
     convolution,
     memory,
     norms,
@@ -42,6 +43,6 @@ from curvescope.record.rules.step import (
 
 __all__ = [
     "RULES", "Cache", "Call", "LinearStep", "Outputs", "Untraceable", "activations", "attention",
-    "convolution", "flatten", "lift", "linear_step", "make_step", "memory", "norms", "pointwise",
-    "products", "recurrent", "rule", "shapes", "total", "user_function",
+    "batch_norm", "convolution", "flatten", "lift", "linear_step", "make_step", "memory", "norms",
+    "pointwise", "products", "recurrent", "rule", "shapes", "total", "user_function",
 ]  # fmt: skip

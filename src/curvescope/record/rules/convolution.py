@@ -67,16 +67,25 @@ def _convolution_backward(call: Call) -> LinearStep:
     """``(δ, x, W) ↦ (δ ∗ W, δ ∗ x, Σ δ)``, linear in each of its three arguments."""
     grad, x, w, bias_sizes, *settings, mask = call.args
     grad, x, w = grad.detach(), x.detach(), w.detach()
-    delta = grad if 1 in call.active or 2 in call.active else None
+    delta: Any = grad if 1 in call.active or 2 in call.active else None
 
     def backward(g: Any, x_: Any, w_: Any, wanted: list[bool]) -> Any:
         return aten.convolution_backward(g, x_, w_, bias_sizes, *settings, wanted)
 
+    # Where a weight is larger than what goes through it, both parts of its gradient are one sum
+    # over twice the samples: a second result of its size would cost more than these copies.
+    heavy = mask[1] and not settings[3] and w.numel() > x.numel() + grad.numel()
+
     def single(tg: Any, tx: Any, tw: Any, *_: Any) -> Outputs:
         gx = gw = gb = None
+        together = heavy and tg is not None and tx is not None
+        if together:
+            pair, inputs = torch.cat([tg, delta]), torch.cat([x, tx])
+            gw = backward(pair, inputs, w, [False, True, False])[1]
         if tg is not None:
-            gx, gw, gb = backward(tg, x, w, list(mask))
-        wanted = [mask[0] and tw is not None, mask[1] and tx is not None, False]
+            gx, first, gb = backward(tg, x, w, [mask[0], mask[1] and not together, mask[2]])
+            gw = gw if together else first
+        wanted = [mask[0] and tw is not None, mask[1] and tx is not None and not together, False]
         if any(wanted):
             hx, hw, _ = backward(delta, x if tx is None else tx, w if tw is None else tw, wanted)
             gx = hx if gx is None else gx if hx is None else gx.add_(hx)
