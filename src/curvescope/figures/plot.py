@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from curvescope.errors import CurvescopeError
+from curvescope.figures import monitoring as monitoring  # registers its picture
 from curvescope.figures import results
 from curvescope.figures import stages as stages  # registers its pictures
 from curvescope.figures import training as training  # registers its pictures

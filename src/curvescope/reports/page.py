@@ -101,7 +101,7 @@ def fill(template: str, *, title: str, sections: list[Section], **values: Any) -
     charts = {
         chart.id: svg.numbers(chart.panel) for section in sections for chart in section.charts()
     }
-    values = {"home": "", **values}
+    values = {"home": "", "refresh": False, **values}
     return environment.get_template(template).render(
         title=title,
         sections=sections,

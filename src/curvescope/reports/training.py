@@ -10,6 +10,7 @@ from curvescope import io
 from curvescope._numbers import percent, short
 from curvescope.figures.training import course
 from curvescope.identity import file_digest
+from curvescope.reports import monitoring
 from curvescope.reports.blocks import Block, Chart, Links, Pair, Section, Table
 from curvescope.reports.configuration import settings_table
 from curvescope.reports.page import fill
@@ -41,6 +42,7 @@ def render_training(folder: Path, *, home: str = "", analysis: str = "") -> str:
         heading=heading,
         under=under,
         home=home,
+        refresh=monitoring.growing(folder) and run.result() is None,
     )
 
 
@@ -63,6 +65,7 @@ def _sections(run: TrainingFolder, analysis: str) -> list[Section]:
     if epochs:
         pictures = curves({"": epochs})
         sections.append(Section("curves", "Curves", blocks=[Pair(pictures)]))
+    sections += monitoring.of_folder(run.path)
     if (section := certificate.of_folder(run.path)) is not None:
         sections.append(section)
     table = settings_table(io.encode(run.config)[0])
