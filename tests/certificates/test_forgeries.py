@@ -429,10 +429,10 @@ def test_json_that_is_not_plain_is_refused(saved: Path, text: str, match: str) -
         Certificate.load(saved)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "null", "3", '{"format": "curvescope certificate 1"}'])
+@pytest.mark.parametrize("text", ["", "[]", "null", "3", "{}"])
 def test_what_is_no_certificate_is_refused(saved: Path, text: str) -> None:
     saved.write_text(text)
-    with pytest.raises(CurvescopeError, match=r"no certificate of this version|is not JSON"):
+    with pytest.raises(CurvescopeError, match=r"holds no Certificate, but something|is not JSON"):
         Certificate.load(saved)
 
 

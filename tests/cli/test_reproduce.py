@@ -147,7 +147,7 @@ def test_another_scale_is_not_written_over(
 def test_a_damaged_outcome_is_named(tmp_path: Path) -> None:
     place = tmp_path / "toys" / "toy"
     place.mkdir(parents=True)
-    (place / "outcome.json").write_text('{"format": 1}')
+    (place / "outcome.json").write_text("[]")
     with pytest.raises(CurvescopeError, match="holds no Outcome, but something else"):
         load(tmp_path, "toys/toy")
 

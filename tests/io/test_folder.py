@@ -153,7 +153,7 @@ def test_a_checkpoint_belongs_to_all_that_decides(tmp_path: Path) -> None:
             place(*other).load()
     assert (tmp_path / "state").read_bytes() == before
     io.write_tensors(tmp_path / "state", {"x": start}, {"format": "curvescope checkpoint 1"})
-    with pytest.raises(CurvescopeError, match=r"work: .* is no checkpoint of this version; give"):
+    with pytest.raises(CurvescopeError, match=r"work: .* was written by another version; give"):
         place(*belongs).load()
     place(*belongs).remove()
     assert place(*belongs).load() is None

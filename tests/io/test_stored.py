@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 
 from curvescope import io
+from curvescope.certificates.certificate import Certificate
 from curvescope.errors import CurvescopeError
+from curvescope.experiments.configuration import Analysis
+from curvescope.experiments.measured import Measured
+from curvescope.studies.outcome import Ledger, Outcome
+from curvescope.training.moments import Moments
+from curvescope.training.records import Epoch, Training
+from curvescope.training.records import Result as Trained
 
 T = TypeVar("T")
 
@@ -55,7 +62,7 @@ def test_a_file_says_what_it_holds(tmp_path: Path) -> None:
     [
         ({"trace": 1.25}, "its checksum is wrong"),
         ({"trace": 15e-1, "more": 0}, "its checksum is wrong"),
-        ({"format": 2}, "has format 2, this version reads 3"),
+        ({"format": 2}, "by an earlier version: it has format 2, this version reads 3"),
         ({"format": 3.0}, "has format 3.0, this version reads 3"),
         ({"type": "Recipe"}, "holds no Result, but a Recipe"),
         ({"type": ["Result"]}, "holds no Result, but something else"),
@@ -68,6 +75,29 @@ def test_a_changed_file_is_refused(tmp_path: Path, changes: dict[str, Any], word
     edit(place, **changes)
     with pytest.raises(CurvescopeError, match=words):
         io.load(place, Result, remedy="analyze again")
+
+
+KINDS = [Analysis, Certificate, Epoch, Ledger, Measured, Moments, Outcome, Training, Trained]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_an_earlier_or_a_later_version_wrote_is_called_so(kind: type) -> None:
+    here = getattr(kind, "FORMAT", 1)
+    names = dict.fromkeys(field.name for field in fields(kind))
+    header = {"type": kind.__name__, "checksum": ""}
+    some = dict(list(names.items())[:2])
+    told = {
+        "something else": [[], {}, {"colour": 3}, {"format": "PNG"}],
+        rf"an earlier version, whose {kind.__name__} this one does not read": [
+            {"format": 1}, {"format": "curvescope 1"}, *([some] if len(some) == 2 else []),
+        ],
+        rf"an earlier version: it has format {here - 1}": [{**header, "format": here - 1}],
+        rf"a later version: it has format {here + 1}": [{**header, "format": here + 1, **names}],
+    }  # fmt: skip
+    for words, files in told.items():
+        for stored in files:
+            with pytest.raises(CurvescopeError, match=rf"^file: .*{words}.*; make it anew"):
+                io.unpack(kind, stored, "file", remedy="make it anew")
 
 
 def test_a_file_with_a_right_checksum_is_held_against_the_types_all_the_same(

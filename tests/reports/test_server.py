@@ -323,8 +323,8 @@ def test_a_run_of_a_later_version_says_so(runs: Path, tmp_path: Path) -> None:
     config = io.read_json(tmp_path / "a" / "config.json")
     io.write_json(tmp_path / "a" / "config.json", {**config, "format": 7})
     (run,) = find_runs(tmp_path)
-    formats = f"has format 7, this version reads {Analysis.FORMAT}"
-    assert run.state == f"made by another version: 'config.json': {formats}"
+    formats = f"it has format 7, this version reads {Analysis.FORMAT}"
+    assert run.state == f"'config.json': was written by a later version: {formats}"
     assert not run.whole
 
 

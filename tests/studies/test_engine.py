@@ -244,7 +244,10 @@ def test_an_outcome_that_was_changed_or_moved_is_refused(tmp_path: Path) -> None
     whole = file.read_text()
     for text, words in (
         (whole.replace('"ours": 2.0', '"ours": 2.5'), "its checksum is wrong"),
-        (whole.replace('"format": 1', '"format": 0'), "has format 0, this version reads 1"),
+        (
+            whole.replace('"format": 1', '"format": 0'),
+            "by an earlier version: it has format 0",
+        ),
         ("{}", "holds no Outcome, but something else"),
     ):
         file.write_text(text)

@@ -244,18 +244,19 @@ class Certificate:
         """The inverse of :meth:`to_json`; derived values must be those that are derived here.
 
         Raises:
-            CurvescopeError: If it is no certificate of this version, or has changed.
+            CurvescopeError: If it is no certificate, of another version, or has changed.
         """
         names = ("statement", "kl", "empirical_error", "complexity", "confidence_level")
-        if not isinstance(stored, Mapping) or not stored.keys() >= {*names, "type", "format"}:
-            rule = "is no certificate of this version"
-            raise CurvescopeError(where, rule, remedy="make one with certify")
-        plain = {name: value for name, value in stored.items() if name not in names}
-        if "posterior" in plain:
-            raise CurvescopeError(where, "is damaged, the posterior lies in a file of its own")
-        certificate = io.unpack(cls, {**plain, "posterior": None}, where)
+        plain = stored
+        if isinstance(stored, Mapping):
+            plain = {name: value for name, value in stored.items() if name not in names}
+            if "posterior" in plain:
+                raise CurvescopeError(where, "is damaged, the posterior lies in a file of its own")
+            if io.header(plain) is not None:
+                plain["posterior"] = None
+        certificate = io.unpack(cls, plain, where)
         for name, value in certificate._derived().items():
-            if type(stored[name]) is not type(value) or stored[name] != value:
+            if type(stored.get(name)) is not type(value) or stored[name] != value:
                 rule = f"is damaged, its {name!r} does not follow from its numbers"
                 raise CurvescopeError(where, rule)
         return certificate

@@ -82,7 +82,9 @@ class Checkpoint:
         try:
             tensors, texts = read_tensors(self.path, ours=True, links=False)
             if texts.get("format") != FORMAT:
-                rule = f"{str(self.path)!r} is no checkpoint of this version"
+                old = texts.get("format", "").startswith(FORMAT.rstrip("0123456789"))
+                what = "was written by another version" if old else "is no checkpoint"
+                rule = f"{str(self.path)!r} {what}"
                 raise CurvescopeError(self._where, rule, remedy=self._remedy)
             belongs = parse_json(texts.get("belongs", ""), str(self.path))
             notes = parse_json(texts.get("notes", ""), str(self.path))

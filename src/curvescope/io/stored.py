@@ -199,13 +199,15 @@ def unpack(
         CurvescopeError: If it is something else, of another format, or not as it was written.
     """
     named = header(stored)
+    if named is None and _before_headers(stored, kind):
+        rule = f"was written by an earlier version, whose {_name(kind)} this one does not read"
+        raise CurvescopeError(where, rule, remedy=remedy)
     if named is None or not _fits(named, kind):
         what = "something else" if named is None else f"a {named}"
         raise CurvescopeError(where, f"holds no {_name(kind)}, but {what}", remedy=remedy)
     content = {name: value for name, value in stored.items() if name != "checksum"}
     if stored["format"] != _format(kind) or type(stored["format"]) is not int:
-        rule = f"has format {stored['format']!r}, this version reads {_format(kind)}"
-        raise CurvescopeError(where, rule, remedy=remedy)
+        raise CurvescopeError(where, _other_format(stored["format"], kind), remedy=remedy)
     if stored["checksum"] != _owned(content, owner):
         foreign = ", or it belongs to something else" if owner else ""
         raise CurvescopeError(where, f"is damaged, its checksum is wrong{foreign}", remedy=remedy)
@@ -215,6 +217,27 @@ def unpack(
     except Misfit as error:
         rule = f"is damaged ({error.after_where()})"
         raise CurvescopeError(where, rule, remedy=remedy) from None
+
+
+def _before_headers(stored: Any, kind: Any) -> bool:
+    """Whether this looks like what versions wrote that had no header of three fields.
+
+    They wrote a format, or nothing but fields, of which a later version has kept at least two.
+    """
+    if not isinstance(stored, dict) or {"type", "checksum"} & stored.keys():
+        return False
+    given = stored.get("format")
+    if type(given) is int or (isinstance(given, str) and given.startswith("curvescope ")):
+        return True
+    return len(fields_of(kind).keys() & stored.keys()) >= 2
+
+
+def _other_format(given: Any, kind: Any) -> str:
+    here = _format(kind)
+    if type(given) is not int:
+        return f"has format {given!r}, this version reads {here}"
+    age = "an earlier" if given < here else "a later"
+    return f"was written by {age} version: it has format {given}, this version reads {here}"
 
 
 def _owned(content: dict[str, Any], owner: str) -> str:

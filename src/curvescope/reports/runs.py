@@ -162,8 +162,8 @@ def _damaged(name: str, place: Path, kind: str, error: Exception) -> ListedRun:
     if isinstance(error, CurvescopeError):  # its beginning, without the folder, says enough
         where = error.where.replace(f"{place}{os.sep}", "").replace(str(place), name)
         state = f"damaged: {where}: {error.rule.partition(' (')[0]}"
-        if error.rule.startswith("has format "):
-            state = f"made by another version: {where}: {error.rule}"
+        if error.rule.startswith("was written by "):
+            state = f"{where}: {error.rule}"
     return ListedRun(name, place, kind, "–", "–", "–", state, {}, whole=False)
 
 
