@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,20 +13,20 @@ from torch import nn
 from curvescope.errors import CurvescopeError
 from curvescope.flatness import TraceRegularizer
 from curvescope.training import Progress, Recipe, train, train_many
-from tests.training.problems import data, flat, model
+from tests.training.problems import data, flat, kill_when_it_waits, model
 
 RECIPE = Recipe(seed=1, epochs=40, lr=0.05, batch_size=16, momentum=0.9)
 NETWORKS = {"ggn": "F-8-BN", "hessian": "F-8"}
 
 SCRIPT = """
-import sys, time
+import sys
 from curvescope.training import train
-from tests.training.problems import data, model
+from tests.training.problems import data, model, wait_to_be_killed
 from tests.training.test_penalty import NETWORKS, RECIPE, penalty
 kind, folder = sys.argv[1:]
 train(model(NETWORKS[kind]), data(), RECIPE, folder=folder, penalty=penalty(kind),
-      tell=lambda progress: time.sleep(0.01))
-"""  # 40 epochs of 4 steps: 1.6 s at least
+      tell=wait_to_be_killed(folder))
+"""
 
 
 def penalty(kind: str, *, seed: int = 0, samples: int | None = None) -> TraceRegularizer:
@@ -39,30 +34,16 @@ def penalty(kind: str, *, seed: int = 0, samples: int | None = None) -> TraceReg
     return TraceRegularizer(kind, weight=0.02, samples=samples, generator=g)
 
 
-def killed_after(folder: Path, kind: str, epochs: int) -> None:
-    """Train in a process of its own, and kill it when so many epochs are done."""
-    root = Path(__file__).parents[2]
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, kind, str(folder)],
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
-    )
-    log, deadline = folder / "metrics.jsonl", time.monotonic() + 60
-    try:
-        while not log.exists() or log.read_bytes().count(b"\n") < epochs:
-            assert process.poll() is None, "the run ended before it could be killed"
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+def killed(folder: Path, kind: str) -> None:
+    """Train in a process of its own, and kill it in the middle of an epoch."""
+    kill_when_it_waits(SCRIPT, kind, str(folder))
     assert (folder / "state.safetensors").exists()
     assert not (folder / "result.json").exists()
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_kill_9_and_resume_gives_the_same_bits(tmp_path: Path, kind: str) -> None:
-    killed_after(tmp_path / "killed", kind, 12)
+    killed(tmp_path / "killed", kind)
     resumed, whole = model(NETWORKS[kind]), model(NETWORKS[kind])
     # The probes come from the folder: the generator of the new regularizer is another one.
     again = penalty(kind, seed=7)

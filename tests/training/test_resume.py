@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +17,7 @@ from curvescope.errors import CurvescopeError
 from curvescope.training import Progress, Recipe, load_network, load_weights, train, train_many
 from curvescope.training.folder import RunFolder, State, TrainingFolder
 from curvescope.training.run import configuration, describe
-from tests.training.problems import data, flat, model
+from tests.training.problems import data, flat, kill_when_it_waits, model
 
 RECIPES = {
     "sgd": Recipe(seed=1, epochs=40, lr=0.05, batch_size=16, momentum=0.9, schedule="linear"),
@@ -38,13 +35,13 @@ RECIPES = {
 }
 
 SCRIPT = """
-import sys, time
+import sys
 from curvescope.training import Recipe, train
-from tests.training.problems import data, model
+from tests.training.problems import data, model, wait_to_be_killed
 from tests.training.test_resume import RECIPES
 train(model("F-8-BN"), data(), RECIPES[sys.argv[1]], test=data(seed=1), folder=sys.argv[2],
-      tell=lambda progress: time.sleep(0.01))
-"""  # 40 epochs of 4 steps: 1.6 s at least
+      tell=wait_to_be_killed(sys.argv[2]))
+"""
 
 
 def lines(folder: Path) -> int:
@@ -54,21 +51,7 @@ def lines(folder: Path) -> int:
 
 def test_kill_9_and_resume_gives_the_same_bits(tmp_path: Path) -> None:
     name = "gadam"  # the most state: two moments, an average, batch norms
-    root = Path(__file__).parents[2]
-    killed = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, name, str(tmp_path / "killed")],
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
-    )
-    try:
-        deadline = time.monotonic() + 60
-        while lines(tmp_path / "killed") < 12:
-            assert killed.poll() is None, "the run ended before it could be killed"
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
-    finally:
-        killed.send_signal(signal.SIGKILL)
-        killed.wait()
+    kill_when_it_waits(SCRIPT, name, str(tmp_path / "killed"))
     assert not (tmp_path / "killed" / "result.json").exists()
     assert (tmp_path / "killed" / "state.safetensors").exists()
     with (tmp_path / "killed" / "metrics.jsonl").open("a") as log:
