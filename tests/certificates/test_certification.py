@@ -16,6 +16,7 @@ from curvescope.certificates import (
 from curvescope.certificates import evaluate as evaluation
 from curvescope.certificates.certificate import posterior_file
 from curvescope.certificates.divergence import kl_inverse
+from curvescope.certificates.request import describe
 from curvescope.data import Dataset, dataset
 from curvescope.errors import CurvescopeError
 from curvescope.networks.names import network
@@ -117,6 +118,57 @@ def test_a_convolution_network_with_three_classes() -> None:
 
 
 # Refusals -----------------------------------------------------------------------------
+
+
+class Wrapped(nn.Module):
+    """Logits in a dictionary, and a scale that is computed once from a parameter, and kept."""
+
+    def __init__(self, inside: nn.Module, *, keeps: bool) -> None:
+        super().__init__()
+        self.inside, self.scale = inside, nn.Parameter(torch.zeros(5).double())
+        self.keeps, self.kept = keeps, {}
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        if not self.keeps or "scale" not in self.kept:
+            self.kept["scale"] = self.scale.exp()
+        return {"logits": self.inside(x * self.kept["scale"])}
+
+
+def test_logits_in_a_dictionary_and_what_a_pass_keeps() -> None:
+    bounds, requests = [], []
+    for keeps in (False, True):
+        torch.manual_seed(0)
+        model = Wrapped(mlp(5, 6, 1), keeps=keeps)
+        initial = {name: p.detach().clone() for name, p in model.named_parameters()}
+        with torch.no_grad():
+            model.scale += 0.1
+            model(torch.ones(1, 5).double())
+        data = blobs(60, seeded(3))
+        certificate = certify(
+            model, initial, data, generator=seeded(1),
+            method=posterior_method("local", epochs=2), slack=0.1,
+        )  # fmt: skip
+        bounds.append(certificate.bound)
+        requests.append(certificate.request)
+        model.kept.clear()
+        assert describe(
+            model, initial, data, generator=seeded(1),
+            method=posterior_method("local", epochs=2), slack=0.1,
+        ) == certificate.request  # fmt: skip
+    assert bounds[0] == bounds[1] < 1
+    assert requests[0].network != requests[1].network  # other code runs
+
+
+def test_an_output_without_logits_is_one_sentence() -> None:
+    class Other(nn.Linear):
+        def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+            return [super().forward(x)]
+
+    model = Other(5, 1).double()
+    initial = {name: 0.5 * p.detach() for name, p in model.named_parameters()}
+    data = blobs(20, seeded(3))
+    with pytest.raises(CurvescopeError, match=r"certify\(model\): the output must be a tensor or"):
+        certify(model, initial, data, generator=seeded(1))
 
 
 def test_a_prior_that_equals_the_trained_weights_is_refused() -> None:

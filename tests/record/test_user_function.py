@@ -96,3 +96,32 @@ def test_as_autograd_has_it(middle: Any) -> None:
             torch.testing.assert_close(A @ V, expected, rtol=1e-11, atol=1e-13)
             torch.testing.assert_close(A @ V[:, 0], expected[:, 0], rtol=1e-11, atol=1e-13)
     assert problem.companion(Engine)._linearizer.tapes("second order")
+
+
+class Squared(nn.Module):
+    """A linear layer whose weight goes through a function of the user's, twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 4, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        product, _ = Two.apply(self.weight, 0.5, self.weight)
+        return torch.tanh(x @ product.T)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_function_of_a_parameter_is_recorded(keep: bool) -> None:
+    torch.manual_seed(0)
+    model, X, y = Squared(), torch.randn(6, 4).double(), torch.arange(6) % 3
+
+    def loss(weight: Tensor) -> Tensor:
+        return F.cross_entropy(torch.tanh(x_of(weight)), y)
+
+    def x_of(weight: Tensor) -> Tensor:
+        return X @ (0.5 * weight.view(3, 4) ** 2).T
+
+    expected = torch.autograd.functional.hessian(loss, model.weight.detach().flatten())
+    H = cs.Hessian(cs.Problem(model, (X, y)), keep=keep)
+    torch.testing.assert_close(H @ torch.eye(12).double(), expected, rtol=1e-10, atol=1e-12)
+    assert "graph" not in H.plan.strategy

@@ -59,7 +59,8 @@ def certify(
 
     Args:
         model: The trained network, from a tensor of inputs to logits ``[B, C]``, or ``[B, 1]`` for
-            two classes. It is used in evaluation mode and not changed.
+            two classes, or to a mapping or object with such ``logits``. It is used in evaluation
+            mode and not changed.
         initial_state: The weights before training: a state dict or a ``.safetensors`` file.
         data: The training examples ``(X, y)`` or a data set.
         generator: Decides every random number.

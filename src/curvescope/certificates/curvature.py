@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from curvescope._state import copied, evaluated, strict_precision
 from curvescope.certificates.bases import Bases, Eigenbases
 from curvescope.certificates.blocks import Block, Layout
+from curvescope.certificates.examples import logits
 from curvescope.certificates.losses import single
 from curvescope.errors import ModelError
 from curvescope.layers import watched_calls
@@ -69,7 +70,7 @@ class CurvatureBases:
     def _exact_factors(self) -> Factors:
         pieces = list(zip(self._X.split(_CHUNK), self._y.split(_CHUNK), strict=True))
         with torch.no_grad():
-            outputs = self._model(self._X[:2])
+            outputs = logits(self._model, self._X[:2])
         problem = Problem(self._model, pieces, loss=classifier_loss(outputs))
         factors_of_layers: dict[str, KroneckerFactors] = {}
         for bias in (True, False):
@@ -99,7 +100,7 @@ class CurvatureBases:
             inputs[name] = inputs.get(name, 0) + x.T @ x
 
         with watched_calls(layers, add):
-            outputs = torch.cat([self._model(x) for x in self._X.split(_CHUNK)])
+            outputs = torch.cat([logits(self._model, x) for x in self._X.split(_CHUNK)])
         M = _output_curvature(outputs)
         factors: Factors = []
         for block in reversed(blocks):

@@ -35,7 +35,7 @@ from curvescope._state import strict_precision
 from curvescope.certificates.bound import draws_for_slack, monte_carlo_bound
 from curvescope.certificates.divergence import quotient_upwards
 from curvescope.certificates.losses import error_rate
-from curvescope.certificates.network import StochasticNetwork
+from curvescope.certificates.network import StochasticNetwork, network_digest
 from curvescope.certificates.optimize import Progress
 from curvescope.certificates.posterior import Posterior
 from curvescope.errors import CurvescopeError
@@ -149,7 +149,8 @@ class Plan:
         self._network = network = StochasticNetwork(model, posterior.layout, data[0][:4])
         self._posterior, self._data, self._seed = posterior, data, seed
         self._belongs = {
-            "network": model, "posterior": posterior.tensors(), "data": data, "seed": seed,
+            "network": network_digest(model, data[0]), "posterior": posterior.tensors(),
+            "data": data, "seed": seed,
             "slack": check_slack(slack), "delta": delta,
         }  # fmt: skip
         self._noise = torch.Generator(device=data[0].device).manual_seed(seed)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from curvescope._state import held
 from curvescope.errors import CurvescopeError
+from curvescope.problem.calling import output_of
 from curvescope.problem.losses.recognize import classifier_loss
 
 
@@ -60,10 +61,15 @@ def as_examples(
     return X, y.to(device, torch.int64)
 
 
+def logits(model: nn.Module, X: Tensor) -> Tensor:
+    """The model's output as a tensor: what it returns, or the ``logits`` in it."""
+    return output_of("certify(model)", model(X))
+
+
 def check_labels(where: str, model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
     """Refuse labels that the model's outputs do not cover."""
     with held(model, "eval"), torch.no_grad():
-        output = model(data[0][:2])
+        output = logits(model, data[0][:2])
     classes = classifier_loss(output).classes(output[:1].numel())
     assert classes is not None, "the loss of a classifier"
     low, high = int(data[1].min()), int(data[1].max())

@@ -14,16 +14,21 @@ convolution, whose positions share their weights, has shared noise.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
-from curvescope._state import copied, evaluated
+from curvescope._state import copied, evaluated, held
 from curvescope.certificates.bases import Bases, Pair
 from curvescope.certificates.blocks import Block, Layout
+from curvescope.certificates.examples import logits
 from curvescope.errors import ModelError
+from curvescope.identity import digest
 from curvescope.layers import LayerKind, matrix_kind, watched_calls
-from curvescope.problem.calling import call_with
+from curvescope.problem.calling import call_with, output_of
 from curvescope.problem.independence import apart
+from curvescope.problem.leftovers import Caches, model_digest
 
 _TINY = 1e-20  # keeps the square root differentiable where an input is zero
 
@@ -99,9 +104,12 @@ class StochasticNetwork:
         self.layout = layout
         self._copy = evaluated(copied(model)).requires_grad_(False)
         state = {name: p.detach() for name, p in model.named_parameters()}
+        run = partial(logits, self._copy)
+        self._caches = Caches(self._copy)
         with torch.no_grad():
-            reference = self._copy(example[:4])
-            separate = apart(self._copy, example[:4], reference)
+            reference = run(example[:4])
+            separate = apart(run, example[:4], reference)
+        self._caches.look_for(partial(run, example[:4]))
         self._local: dict[int, LocalLinear] = {}
         self._output: LocalLinear | None = None  # whose one output is the model's
         if local:
@@ -109,6 +117,7 @@ class StochasticNetwork:
         self._shared = [i for i in range(len(layout.blocks)) if i not in self._local]
         self._shared_size = sum(layout.sizes[i] for i in self._shared)
         self._widths = [layout.blocks[i].rows for i in self._local]
+        self._caches.empty()  # for good: the copy is ours
         if separate is False:
             raise ModelError(
                 "certify(model)",
@@ -159,7 +168,8 @@ class StochasticNetwork:
             block, pair = self.layout.blocks[i], bases.pairs[i]
             kick = sigmas[i] * draw.view(block.rows, block.columns)
             overrides.update(_parameters(block, _weights(means[i], kick, pair, rotated)))
-        return call_with(self._copy, overrides, (x,))
+        with self._caches.emptied():
+            return output_of("certify(model)", call_with(self._copy, overrides, (x,)))
 
     def release(self) -> None:
         """Forget the last pass, so that no graph of derivatives stays alive between steps."""
@@ -195,7 +205,7 @@ class StochasticNetwork:
             torch.no_grad(),
             watched_calls(modules, lambda name, x, y: calls[name].append((x, y))),
         ):
-            final = self._copy(example)
+            final = logits(self._copy, example)
         for i, block in enumerate(self.layout.blocks):
             path = block.weight.rpartition(".")[0]
             kind = matrix_kind(modules[path]) if block.layer else None
@@ -236,6 +246,28 @@ class StochasticNetwork:
                 remedy="it must call its layers as modules and draw no random numbers in "
                 "evaluation mode",
             )
+
+
+def network_digest(model: nn.Module, X: Tensor) -> str:
+    """A model with its code, its numbers, and what of it is trainable.
+
+    Args:
+        model: The model; what a pass leaves in it does not count.
+        X: Inputs, on a few of which it is evaluated.
+
+    >>> a, b = nn.Sequential(nn.Linear(2, 1), nn.ReLU()), nn.Sequential(nn.Linear(2, 1), nn.Tanh())
+    >>> _ = b.load_state_dict(a.state_dict())
+    >>> network_digest(a, torch.ones(1, 2)) == network_digest(b, torch.ones(1, 2))
+    False
+    """
+
+    def run() -> None:
+        with held(model, "eval"), torch.no_grad():
+            logits(model, X[:4])
+
+    caches = Caches(model)
+    caches.look_for(run)
+    return digest(model_digest(model, caches, run), Layout.of(model).blocks)
 
 
 def _on_vectors(kind: LayerKind, calls: list[tuple[Tensor, Tensor]], examples: int) -> bool:

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from curvescope import io
 from curvescope._state import copied, evaluated
 from curvescope.certificates.blocks import Layout
-from curvescope.certificates.examples import as_examples, overlap, split
+from curvescope.certificates.examples import as_examples, logits, overlap, split
 from curvescope.errors import CurvescopeError
+from curvescope.problem.leftovers import Caches
 from curvescope.problem.losses.recognize import classifier_loss
 
 _EPOCHS = 20
@@ -166,12 +167,15 @@ def _train_prior(
     variables = [p for p in start.parameters() if p.requires_grad]
     optimizer = torch.optim.Adam(variables, lr=1e-3)
     X, y = data
+    caches = Caches(start)
+    caches.look_for(lambda: logits(start, X[:2]))
     for _ in range(_EPOCHS):
         order = torch.randperm(len(X), generator=generator).to(X.device)
         for chosen in order.split(128):
-            z = start(X[chosen])
-            loss = classifier_loss(z).mean(z, y[chosen])
-            slopes = torch.autograd.grad(loss, variables)
+            with caches.emptied():
+                z = logits(start, X[chosen])
+                loss = classifier_loss(z).mean(z, y[chosen])
+                slopes = torch.autograd.grad(loss, variables)
             for variable, slope in zip(variables, slopes, strict=True):
                 variable.grad = slope
             optimizer.step()

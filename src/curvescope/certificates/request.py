@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from curvescope import _checks
-from curvescope.certificates.blocks import Layout
 from curvescope.certificates.bound import Confidence
 from curvescope.certificates.evaluate import check_slack
 from curvescope.certificates.examples import as_examples, home
 from curvescope.certificates.methods import Method, posterior_method
+from curvescope.certificates.network import network_digest
 from curvescope.certificates.prior import State, read_state
 from curvescope.identity import digest
 
@@ -83,7 +83,7 @@ def describe(
     X, y = as_examples(where, data, device, dtype)
     chosen = posterior_method(method) if isinstance(method, str) else method
     return Request(
-        network=network_digest(model),
+        network=network_digest(model, X),
         weights=state_digest(model.state_dict()),
         initial=state_digest(read_state(initial_state)[0]),
         samples=len(X),
@@ -97,17 +97,6 @@ def describe(
         seed=generator.initial_seed(),
         generator=digest(generator),
     )
-
-
-def network_digest(model: nn.Module) -> str:
-    """A model with its code, its numbers, and what of it is trainable.
-
-    >>> a, b = nn.Sequential(nn.Linear(2, 1), nn.ReLU()), nn.Sequential(nn.Linear(2, 1), nn.Tanh())
-    >>> _ = b.load_state_dict(a.state_dict())
-    >>> network_digest(a) == network_digest(b)
-    False
-    """
-    return digest(model, Layout.of(model).blocks)
 
 
 def state_digest(state: Any) -> str:

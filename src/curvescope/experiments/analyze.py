@@ -18,7 +18,6 @@ from curvescope.experiments.stages import overview
 from curvescope.experiments.stages.context import Context, derived
 from curvescope.experiments.stages.plan import Extra, Part, parts_of
 from curvescope.experiments.store import OpenRun, Outcome, RunDirectory, open_for_work
-from curvescope.identity import digest
 from curvescope.layers import kind_of as layer_kind_of
 from curvescope.operators.hessian import Hessian
 from curvescope.problem import Problem
@@ -161,7 +160,7 @@ def describe(problem: Problem, test: Problem | None, names: Mapping[str, str]) -
         "model": ModelNote(
             called,
             {name: tuple(shape) for name, shape in problem.params.shapes.items()},
-            digest(problem.model),
+            problem.model_identity,
         ),
         "loss": problem.loss.name,
         "loss_identity": problem.loss.identity,

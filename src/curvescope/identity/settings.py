@@ -72,6 +72,10 @@ class Settings:
         self._before = [dict(each) for each in self._now]  # modes of modules are no difference
         return None
 
+    def differences(self) -> list[set[str]]:
+        """The attributes that are others now, of each thing; classes, children, hooks left out."""
+        return [{*thing.differences()} - {"class", *_STRUCTURE} for thing in self._things]
+
     @contextmanager
     def evaluation(self) -> Iterator[None]:
         """Ignore from now on what changes in the block: the evaluation writes it.

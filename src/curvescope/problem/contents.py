@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 
 from curvescope import _state
 from curvescope.errors import CurvescopeError
-from curvescope.identity import Settings, Snapshot, digest
+from curvescope.identity import Settings, Snapshot
 from curvescope.problem.batches import Batches
 from curvescope.problem.losses import Loss
 
@@ -56,11 +57,10 @@ class Contents:
         digests: tuple[str, str] = self._digests["data"]
         return digests[in_order]
 
-    def model_digest(self) -> str:
-        """The digest of the model."""
+    def model_digest(self, compute: Callable[[], str]) -> str:
+        """The digest of the model, computed once."""
         if "model" not in self._digests:
-            with _state.exclusive(self._model):
-                self._digests["model"] = digest(self._model)
+            self._digests["model"] = compute()
         of_model: str = self._digests["model"]
         return of_model
 

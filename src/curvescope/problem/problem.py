@@ -18,7 +18,7 @@ from curvescope.problem.calling import more_arguments
 from curvescope.problem.causes import different_passes, random_output
 from curvescope.problem.contents import Contents
 from curvescope.problem.function import ModelFunction, close
-from curvescope.problem.leftovers import caches, emptied, refuse_leftovers
+from curvescope.problem.leftovers import Caches, model_digest, refuse_leftovers
 from curvescope.problem.losses import Loss, LossAt, as_loss
 from curvescope.problem.losses.model_loss import (
     MODEL,
@@ -104,7 +104,7 @@ class Problem(ModelFunction):
         self._named = to_compare(loss, self._loss) if labels else None
         with _state.exclusive(model):
             self._contents = Contents(model, self._loss)
-            self._caches = caches(model)
+            self._caches = Caches(model)
         if batch_size is not None:
             _checks.positive_int("Problem", "batch_size", batch_size)
             if mode == "train":
@@ -186,7 +186,7 @@ class Problem(ModelFunction):
 
         Weights, buffers, modules, mode, loss, the chosen variables and the data. In ``mode="eval"``
         the order of the samples and their batches do not enter, unless outputs depend on the batch
-        even then. Cost: a pass over weights and data, once.
+        even then. Cost: a pass over weights and data and two outputs of the first batch, once.
         """
         return self._identity(in_order=self._sees_batches)
 
@@ -194,6 +194,19 @@ class Problem(ModelFunction):
     def identity_in_order(self) -> str:
         """:attr:`identity` with the order of the samples and their batches included."""
         return self._identity(in_order=True)
+
+    @property
+    def model_identity(self) -> str:
+        """The digest of the model in :attr:`identity`: weights, buffers, settings and code.
+
+        What a forward pass leaves behind (caches, counts, its last output) is no part of it.
+        """
+        return self._contents.model_digest(self._model_digest)
+
+    def _model_digest(self) -> str:
+        self.loss  # noqa: B018 (its first access may show the model its labels)
+        self._look_for_caches()
+        return model_digest(self.model, self._caches, self._first_pass())
 
     @property
     def data_identity(self) -> str:
@@ -207,7 +220,7 @@ class Problem(ModelFunction):
 
     def _identity(self, *, in_order: bool) -> str:
         self.check_unchanged()
-        model = self._contents.model_digest()
+        model = self.model_identity
         data = self._contents.data_digest(self.data, in_order=in_order)
         return digest("problem", model, self.mode, self.loss, self.params.names, data)
 
@@ -235,13 +248,36 @@ class Problem(ModelFunction):
     def evaluation(self, variables: Container[str] | None = None) -> Iterator[None]:
         """See :class:`ModelFunction`; attributes that a forward sets count as no change."""
         settings = self._contents.settings
+        self._look_for_caches()
         with (
             _state.exclusive(self.model),
-            emptied(self._caches),
+            self._caches.restored(),
             nullcontext() if settings is None else settings.evaluation(),
             super().evaluation(variables),
         ):
+            self._caches.empty()
             yield
+
+    def _look_for_caches(self) -> None:
+        if self._caches.are_known:
+            return
+        run = self._first_pass()
+        with _state.exclusive(self.model):
+            self._caches.look_for(run)
+
+    def _first_pass(self) -> Callable[[], None]:
+        """What evaluates the model on the first batch, which is read here."""
+        first = next(iter(self.data))
+
+        def run() -> None:
+            settings = self._contents.settings
+            with (
+                nullcontext() if settings is None else settings.evaluation(),
+                super(Problem, self).evaluation(),
+            ):
+                self._call(self.variables(), first, more_arguments(self.model, first))
+
+        return run
 
     # Value, gradient, checks --------------------------------------------------------------------
 

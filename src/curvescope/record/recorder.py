@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
-from torch.autograd.graph import get_gradient_edge
 
 from curvescope.errors import ModelError
 from curvescope.record.apart import in_pieces
@@ -249,11 +248,17 @@ class Recorder(SlotKeeper):
             raise Untraceable(
                 "a tensor that requires grad was made outside the recorded operations"
             )
-        edges = [edge for edge in node.next_functions if edge[0] is not None]
+        # A leaf is known by the tensor itself: its edge cannot be asked for inside an operation.
+        edges = [
+            (id(edge[0].variable), 0) if hasattr(edge[0], "variable") else edge
+            for edge in node.next_functions
+            if edge[0] is not None
+        ]
         slots: dict[Any, int] = {}
         for slot, source in reversed(self._slots.values()):
             if source.requires_grad:
-                slots.setdefault((get_gradient_edge(source).node, source.output_nr), slot)
+                of = id(source) if source.grad_fn is None else source.grad_fn
+                slots.setdefault((of, source.output_nr), slot)
             if all(edge in slots for edge in edges):
                 break
         else:
