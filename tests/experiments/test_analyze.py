@@ -107,14 +107,16 @@ def test_classes_are_those_of_the_dense_matrix(
     assert float(found.without["class"].sum()) < float(found.whole.sum())
     layer = finished.result("classes-fc2", Finding[ClassLayerFindings]).value
     assert layer is not None
-    assert 0 < layer.errors["CFAC"].frobenius < layer.errors["KFAC"].frobenius
-    width = float((layer.centers[1] / layer.centers[0]).log10())
-    for name, density in layer.densities.items():
-        assert float(density.sum()) * width + layer.below[name] == pytest.approx(1.0)
+    factors = layer.factors
+    assert factors is not None
+    assert 0 < factors.errors["CFAC"].frobenius < factors.errors["KFAC"].frobenius
+    width = float((factors.centers[1] / factors.centers[0]).log10())
+    for name, density in factors.densities.items():
+        assert float(density.sum()) * width + factors.below[name] == pytest.approx(1.0)
     # What is zero stands beside the bins, not in the first of them.
     block = torch.linalg.eigvalsh(dense["G"][-90:-10, -90:-10])
-    zeros = float((block <= layer.floor).double().mean())
-    assert layer.below["G"] == pytest.approx(zeros)
+    zeros = float((block <= factors.floor).double().mean())
+    assert factors.below["G"] == pytest.approx(zeros)
     assert zeros > 0
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import curvescope as cs
@@ -23,6 +24,7 @@ from curvescope.experiments.doctor import Diagnosis, doctor
 from curvescope.experiments.doctor.examination import estimate_analysis, estimate_certificate
 from curvescope.experiments.doctor.forecast import Forecaster
 from curvescope.experiments.doctor.products import measure
+from curvescope.experiments.doctor.questions import attention
 from curvescope.experiments.doctor.records import duration
 from curvescope.experiments.doctor.watch import peak
 from curvescope.networks import network
@@ -243,9 +245,25 @@ def test_a_shared_weight_and_an_unused_module_are_said() -> None:
 def test_attention() -> None:
     note = examined("GPT")[2].attention
     assert note is not None
-    assert (note.calls, note.longest) == (1, 16)
-    assert note.scores == 6 * 1 * 16 * 16 * 4  # samples, heads, T × T, bytes
+    assert (note.calls, note.blockwise, note.longest, note.scores) == (1, 1, 16, 0)
+    assert "in blocks of queries" in note.how
     assert examined("LSTM")[2].attention is None
+
+    class Masked(nn.Module):
+        """A mask with a gradient of its own, which the blockwise rule does not cover."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.mask = nn.Parameter(torch.zeros(5, 5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            out = F.scaled_dot_product_attention(x, x, x, attn_mask=self.mask, dropout_p=0.0)
+            return out.sum((1, 2))
+
+    note = attention(Problem(Masked(), (torch.randn(6, 2, 5, 3), torch.arange(6) % 3)))
+    assert note is not None
+    assert note.scores == 6 * 2 * 5 * 5 * 4  # samples, heads, T × T, bytes
+    assert "unfused path" in note.how
 
 
 def test_a_loss_of_the_model_and_one_of_the_caller() -> None:

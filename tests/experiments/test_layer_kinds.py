@@ -11,9 +11,13 @@ from torch import nn
 from curvescope.experiments.analyze import analyze, choose_layers
 from curvescope.experiments.stages import layers as stage
 from curvescope.experiments.stages.class_layers import ClassLayerFindings
+from curvescope.experiments.stages.class_structure import ClassFindings
 from curvescope.experiments.stages.context import Settings
 from curvescope.experiments.store import Finding
+from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.problem import Problem
+from curvescope.reports.blocks import Text
+from curvescope.reports.sections import classes as classes_section
 from curvescope.structure.layer_comparison import LayerComparison
 from tests.transformers_of_ours import LAYERS, made
 
@@ -45,19 +49,39 @@ def test_analyze_looks_into_convolutions_of_every_dimension(name: str, tmp_path:
 def test_analyze_looks_into_every_layer_of_a_transformer(
     pooled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under the names that the model has; of labels at every position some are drawn."""
+    """Under the names that the model has; of labels at every position some are drawn.
+
+    For text the classes are groups of tokens.
+    """
     model, data = made(pooled=pooled)
     problem = Problem(model, data)
     assert choose_layers(problem, None) == LAYERS
     monkeypatch.setattr(stage, "_PASSES", 2)
-    settings = Settings(steps=4, trace_probes=8, layer_pairs=4)
+    sharing = "expand" if pooled else "reduce"
+    settings = Settings(steps=4, trace_probes=8, layer_pairs=4, sharing=sharing)
     chosen = ("tokens", "ln", "attend", "groups", "head")
-    run = analyze(problem, tmp_path / "run", seed=0, settings=settings, layers=chosen)
+    run = analyze(
+        problem, tmp_path / "run", seed=0, settings=settings, layers=chosen,
+        classes=True if pooled else 2,
+    )  # fmt: skip
     assert run.complete
     for layer in chosen:
         finding = run.result(f"layer-{layer}", Finding[LayerComparison])
         assert finding.value is not None, finding.left_out
         assert finding.value.name == layer
         assert finding.value.draws == (None if pooled else 16)
+        assert finding.value.sharing == ("expand" if layer == "tokens" else sharing)
     left_out = run.result("classes-tokens", Finding[ClassLayerFindings]).left_out
-    assert ("embeddings and norms" if pooled else "one label each") in left_out
+    assert "embeddings and norms" in left_out
+    whole = run.result("classes", Finding[ClassFindings]).value
+    head = run.result("classes-head", Finding[ClassLayerFindings]).value
+    assert whole is not None
+    assert head is not None
+    assert whole.attribution.classes == head.classes == 3
+    values = torch.linalg.eigvalsh(GaussNewton(problem).dense()).flip(0)[:3].double()
+    torch.testing.assert_close(whole.attribution.values[:3], values, rtol=1e-5, atol=1e-8)
+    assert (head.factors is None) == (not pooled)
+    section = classes_section.build(run)
+    assert section is not None
+    words = [block.text for block in section.blocks if isinstance(block, Text)]
+    assert any("the 2 most frequent labels (" in each for each in words) == (not pooled)

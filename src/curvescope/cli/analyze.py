@@ -66,11 +66,16 @@ def analyze(
         str | None, typer.Option(metavar="LIST", help="The layers to look into: fc1,fc2.")
     ] = None,
     classes: Annotated[
-        bool,
+        str | None,
         typer.Option(
-            "--classes/--no-classes", show_default=False, help="Whether to look into the classes."
+            metavar="K|CODE",
+            help="Put outputs into classes: the K most frequent labels, or by file.py:NAME, a map "
+            "or a function from labels. Text needs it.",
         ),
-    ] = True,
+    ] = None,
+    no_classes: Annotated[
+        bool, typer.Option("--no-classes", help="Do not look into the classes.")
+    ] = False,
     extra: Annotated[
         list[str] | None,
         typer.Option(
@@ -91,6 +96,13 @@ def analyze(
     probes: Annotated[
         int, typer.Option(min=4, metavar="N", help="Random vectors of each density.")
     ] = 8,
+    sharing: Annotated[
+        str,
+        typer.Option(
+            metavar="HOW",
+            help="How positions share a weight in Kronecker factors: expand or reduce.",
+        ),
+    ] = "expand",
     root: Root = None,
     data_seed: DataSeed = None,
     seed: Seed = 0,
@@ -119,6 +131,7 @@ def analyze(
     curvescope analyze --model net.py:build --weights net.safetensors \\
         --data mnist --out runs/net
     curvescope analyze --model my.pkg:build --data my.pkg:load --out runs/mine
+    curvescope analyze --run runs/gpt --samples 64 --classes 10 --sharing reduce
     """  # noqa: D301 (\b keeps the lines of the examples apart)
     place = _check(run, model, weights, data, out)
 
@@ -134,10 +147,11 @@ def analyze(
         subject = inputs.subject_of(run, model, weights, data, root=root, seed=data_seed)
         train, test = inputs.problems(subject, loss, device, samples, batch_size, seed)
         stages = [load_extra(text) for text in extra or ()]
-        settings, chosen = Settings(steps=steps, probes=probes), _listed(layers)
+        settings = Settings(steps=steps, probes=probes, sharing=sharing)
+        chosen, grouping = _listed(layers), _grouping(classes, leave_out=no_classes)
         if dry_run or not (quiet or as_json or (place / "config.json").exists()):
             forecast = estimate_analysis(
-                train, settings=settings, layers=chosen, classes=classes, test=test
+                train, settings=settings, layers=chosen, classes=grouping, test=test
             )
             tell(forecast, train, stop=dry_run, as_json=as_json)
         if dry_run:
@@ -156,7 +170,7 @@ def analyze(
                 seed=seed,
                 test=test,
                 layers=chosen,
-                classes=classes,
+                classes=grouping,
                 extra=stages,
                 settings=settings,
                 names=names,
@@ -203,6 +217,18 @@ def _listed(text: str | None) -> list[str] | None:
     if text is None:
         return None
     return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _grouping(text: str | None, *, leave_out: bool) -> Any:
+    """What ``classes`` of the recipe is for the two options."""
+    from curvescope.experiments.load import load_grouping
+
+    if leave_out and text is not None:
+        rule = "--no-classes leaves out what --classes asks for"
+        raise CurvescopeError("analyze", rule, remedy="give one of the two")
+    if text is None:
+        return not leave_out
+    return int(text) if text.isdecimal() else load_grouping(text)
 
 
 # Output --------------------------------------------------------------------------------

@@ -169,7 +169,7 @@ def _weights(d: Diagnosis) -> list[str]:
         lines.append(f"not varied: {', '.join(d.frozen[:5])}{more}")
     if d.attention is not None:
         a = d.attention
-        lines.append(f"attention: {a.calls} calls, up to {a.longest} positions, {a.kernel}")
+        lines.append(f"attention: {a.calls} calls, up to {a.longest} positions, {a.how}")
     return lines
 
 

@@ -14,6 +14,7 @@ from curvescope import io
 from curvescope._checks import positive_int
 from curvescope.errors import CurvescopeError
 from curvescope.experiments.configuration import Analysis, DataNote, ModelNote, Settings
+from curvescope.experiments.groups import class_groups
 from curvescope.experiments.stages import overview
 from curvescope.experiments.stages.context import Context, derived
 from curvescope.experiments.stages.plan import Extra, Part, parts_of
@@ -32,7 +33,7 @@ def analyze(
     seed: int,
     test: Problem | None = None,
     layers: Sequence[str] | None = None,
-    classes: bool = True,
+    classes: Any = True,
     extra: Sequence[Extra] = (),
     settings: Settings | None = None,
     names: Mapping[str, str] | None = None,
@@ -51,7 +52,10 @@ def analyze(
         seed: Decides every random number.
         test: The same network on its test data.
         layers: The layers to analyze; all linear and convolutional ones if none are named.
-        classes: Whether to measure the class structure, where the loss has classes.
+        classes: Whether to measure the class structure, where the loss has classes; or which ones
+            these are (:func:`curvescope.experiments.groups.class_groups`): a number k for the k
+            most frequent labels and all others, a map from outputs to classes, or a function. Text,
+            with a label at every position, needs such classes.
         extra: Stages of the user, which come last; their code is part of the configuration.
         settings: How much work to do.
         names: Names of the ``"model"`` and the ``"data"`` for reports.
@@ -75,16 +79,18 @@ def analyze(
     seed = positive_int("analyze", "seed", seed, minimum=0)
     settings = settings or Settings()
     chosen = choose_layers(problem, layers)
-    plan = [*parts_of(chosen, classes=classes and problem.loss.has_classes), *extra]
+    outputs = overview.outputs(problem)
+    groups, note = class_groups(problem, classes, outputs)
+    plan = [*parts_of(chosen, classes=classes is not False and problem.loss.has_classes), *extra]
     config = Analysis(
         stages=tuple(part.name for part in plan),
         seed=seed,
         layers=chosen,
         settings=settings,
+        classes=note,
         extra={part.name: part.measures for part in extra},
         **describe(problem, test, names or {}),
     )
-    outputs = overview.outputs(problem)
     if not (Path(out) / "stages" / "overview" / "result.json").exists():
         _try_out(problem, test)  # what cannot be analyzed is refused before anything is written
 
@@ -92,9 +98,10 @@ def analyze(
         stage_seed = derived(seed, part.name)
 
         def work(folder: Path) -> Outcome[Any]:
-            return part.compute(
-                Context(problem, test, run, settings, outputs, chosen, stage_seed, folder, progress)
+            context = Context(
+                problem, test, run, settings, outputs, chosen, stage_seed, folder, groups, progress
             )
+            return part.compute(context)
 
         if not run.has(part.name):
             tell(part.name)

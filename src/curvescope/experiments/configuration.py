@@ -6,8 +6,9 @@ import re
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from curvescope._checks import finite_float, positive_int
+from curvescope._checks import finite_float, one_of, positive_int
 from curvescope.errors import CurvescopeError
+from curvescope.record.moments import SHARING
 
 _LONGEST = 200
 _STAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.~-]*")
@@ -27,6 +28,8 @@ class Settings:
         exact_rows: The most rows of a matrix, or of its Gram form, for all eigenvalues.
         class_rows: The same for the twelve or so matrices of the class structure.
         layer_pairs: Eigenpairs of each layer's Hessian.
+        sharing: How positions share a weight in Kronecker factors: ``"expand"`` or ``"reduce"``
+            (:func:`curvescope.structure.kronecker_factors`).
     """
 
     steps: int = 100
@@ -37,6 +40,7 @@ class Settings:
     exact_rows: int = 4096
     class_rows: int = 2048
     layer_pairs: int = 40
+    sharing: str = "expand"
 
     def __post_init__(self) -> None:
         for name in ("steps", "probes", "layer_pairs"):
@@ -46,6 +50,7 @@ class Settings:
             positive_int("Settings", name, getattr(self, name), minimum=0)
         if self.outliers is not None:
             positive_int("Settings", "outliers", self.outliers)
+        one_of("Settings", "sharing", self.sharing, SHARING)
         finite_float("Settings", "tolerance", self.tolerance, minimum=1e-12)
 
 
@@ -68,10 +73,19 @@ class DataNote:
 
 
 @dataclass(frozen=True)
+class ClassesNote:
+    """Classes that outputs are put into, in words, by number and content."""
+
+    words: str
+    count: int
+    identity: str
+
+
+@dataclass(frozen=True)
 class Analysis:
     """The configuration of an analysis: two with the same one have the same numbers."""
 
-    FORMAT: ClassVar[int] = 4
+    FORMAT: ClassVar[int] = 5
 
     stages: tuple[str, ...]
     seed: int
@@ -84,6 +98,7 @@ class Analysis:
     test: DataNote | None
     layers: tuple[str, ...]
     settings: Settings
+    classes: ClassesNote | None = None  # of outputs; None: every output is one
     extra: dict[str, str] = field(default_factory=dict)  # user stages: name -> digest of the code
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,6 +103,19 @@ def load_loss(text: str) -> str | nn.Module | Callable[..., Tensor] | Loss:
 def load_extra(text: str) -> Extra:
     """The user's stage that ``package.module:NAME`` or ``file.py:NAME`` stands for."""
     return load_instance(f"--extra {text!r}", text, Extra)
+
+
+def load_grouping(text: str) -> Any:
+    """The map or function from labels to classes that ``file.py:NAME`` stands for."""
+    where = f"--classes {text!r}"
+    if ":" not in text:
+        rule = "must be a number, package.module:NAME or file.py:NAME"
+        raise CurvescopeError(where, rule, remedy="--classes 10 takes the ten most frequent labels")
+    value = _find(where, text)
+    if not callable(value) and not isinstance(value, Mapping | Sequence | Tensor):
+        rule = "must name a map, a list or a function from labels to classes"
+        raise CurvescopeError(where, rule, given=type(value).__name__)
+    return value
 
 
 def load_instance(where: str, text: str, kind: type[T]) -> T:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from curvescope.experiments.stages.class_layers import ClassLayerFindings
+from curvescope.experiments.stages.class_layers import ClassLayerFindings, FactorFindings
 from curvescope.experiments.stages.class_structure import ClassFindings
 from curvescope.experiments.stages.spectra import Spectrum
 from curvescope.figures import spectra as spectrum_panels
@@ -93,13 +93,15 @@ def knockouts(findings: ClassFindings) -> Panel:
 def class_layer(name: str, findings: ClassLayerFindings) -> Picture:
     """KFAC and CFAC beside the exact block, and the spectra of features and errors (TR)."""
     title = findings.name or "the model itself"
-    panels = [factors(findings), *(moment(findings, kind) for kind in findings.moments)]
+    panels = [moment(findings, kind) for kind in findings.moments]
+    if findings.factors is not None:
+        panels.insert(0, factors(findings.name, findings.factors))
     return Picture(name, f"{title} by class.", tuple(panels), columns=3)
 
 
-def factors(findings: ClassLayerFindings) -> Panel:
-    """The spectra of the exact block, of KFAC and of CFAC, as shares of each decade."""
-    title = findings.name or "the model itself"
+def factors(name: str, findings: FactorFindings) -> Panel:
+    """The spectra of a layer's exact block, of KFAC and of CFAC, as shares of each decade."""
+    title = name or "the model itself"
     heights = torch.cat(list(findings.densities.values()))
     some = heights[heights > 0]
     foot = float(some.min()) / 2 if len(some) else 1.0
@@ -117,7 +119,7 @@ def factors(findings: ClassLayerFindings) -> Panel:
     )  # fmt: skip
 
 
-def _with_zeros(matrix: str, findings: ClassLayerFindings) -> str:
+def _with_zeros(matrix: str, findings: FactorFindings) -> str:
     """The name with the share that a logarithmic axis cannot show."""
     share = findings.below.get(matrix, 0.0)
     return f"{matrix} ({100 * share:.0f} % below)" if share >= 0.005 else matrix

@@ -115,6 +115,7 @@ def layer_approximations(
     steps: int = 128,
     probes: int = 1,
     eps: float = 1e-5,
+    sharing: str = "expand",
 ) -> dict[str, LayerApproximation]:
     """KFAC and CFAC of every layer against the exact ``G^l``: spectra, errors, cosines.
 
@@ -129,9 +130,11 @@ def layer_approximations(
         steps: Lanczos steps.
         probes: Lanczos probes.
         eps: what is added to eigenvalues before their logarithm is taken.
+        sharing: how positions share the weight, as for
+            :func:`curvescope.structure.kronecker_factors`.
     """
     names = linear_layers(problem, layers)
-    factors = kronecker_factors(problem, layers=names, by_class=True)
+    factors = kronecker_factors(problem, layers=names, by_class=True, sharing=sharing)
     moments = layer_moments(problem, layers=names)
 
     def spectrum(A: LinearOperator) -> Spectrum:

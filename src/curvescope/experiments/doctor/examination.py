@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -10,13 +11,15 @@ from curvescope.certificates.methods import Method
 from curvescope.errors import CurvescopeError
 from curvescope.experiments.analyze import choose_layers
 from curvescope.experiments.configuration import Settings
-from curvescope.experiments.doctor import questions as asked
+from curvescope.experiments.doctor import questions
 from curvescope.experiments.doctor.certificate import certificate
 from curvescope.experiments.doctor.forecast import Forecaster
 from curvescope.experiments.doctor.modules import examine
 from curvescope.experiments.doctor.products import count, measure, on, passes
 from curvescope.experiments.doctor.records import Diagnosis, Forecast, Measured, ModuleNote
+from curvescope.experiments.groups import class_groups
 from curvescope.experiments.stages.class_structure import need_one_label
+from curvescope.experiments.stages.overview import outputs
 from curvescope.problem import Problem
 from curvescope.record import memory
 from curvescope.record.samples import first_samples
@@ -54,7 +57,7 @@ def doctor(problem: Problem, *, settings: Settings | None = None, advice: str = 
     if not isinstance(problem, Problem):
         raise CurvescopeError("doctor(problem)", "needs a Problem", given=type(problem).__name__)
     settings = settings or Settings()
-    answers = asked.ask(problem)
+    answers = questions.ask(problem)
     refusal = next((each.answer for each in answers if not each.ok), "")
     modules: tuple[ModuleNote, ...] = ()
     measured: Measured | None = None
@@ -76,9 +79,9 @@ def doctor(problem: Problem, *, settings: Settings | None = None, advice: str = 
         free=memory.free(problem.device),
         loss="" if refusal else problem.loss.name,
         questions=answers,
-        attention=None if refusal else asked.attention(problem),
-        tied=asked.tied(problem),
-        frozen=asked.frozen(problem),
+        attention=None if refusal else questions.attention(problem),
+        tied=questions.tied(problem),
+        frozen=questions.frozen(problem),
         modules=modules,
         measured=measured,
         forecasts=forecasts,
@@ -103,7 +106,7 @@ def estimate_analysis(
     *,
     settings: Settings | None = None,
     layers: Sequence[str] | None = None,
-    classes: bool = True,
+    classes: Any = True,
     test: Problem | None = None,
 ) -> Forecast:
     """What :func:`curvescope.experiments.analyze.analyze` with these arguments will take.
@@ -115,11 +118,13 @@ def estimate_analysis(
     """
     on(problem, next(iter(problem.data))).check()
     measured = measure(problem, lean=True)
+    groups, _ = class_groups(problem, classes, outputs(problem))
     tested = 0.0 if test is None else count(test)[0] / measured.samples
     return Forecaster(problem, measured).analysis(
         settings or Settings(),
         choose_layers(problem, layers),
-        classes=classes and has_classes(problem),
+        classes=classes is not False and (groups is not None or has_classes(problem)),
+        groups=groups,
         test=tested,
     )
 

@@ -18,6 +18,7 @@ from curvescope.flatness.measures import OUTLIERS
 from curvescope.flatness.report import EXACT_UP_TO, has_batch_statistics
 from curvescope.operators.hessian import Hessian
 from curvescope.problem import Problem
+from curvescope.problem.losses import Groups
 
 PER_PAIR = {"H": 3.8, "G": 2.4, "E": 4.4}
 _AT_AN_END = 25  # products for a single eigenvalue at the lower end
@@ -86,14 +87,16 @@ class Forecaster:
         return Forecast("density", filling + taken.seconds, taken.bytes, steps)
 
     def analysis(
-        self, settings: Settings, layers: Sequence[str], *, classes: bool, test: float = 0.0
-    ) -> Forecast:
+        self, settings: Settings, layers: Sequence[str], *, classes: bool,
+        groups: Groups | None = None, test: float = 0.0,
+    ) -> Forecast:  # fmt: skip
         """All stages of an analysis.
 
         Args:
             settings: Of the analysis.
             layers: Those that are looked into.
             classes: Whether the class structure is measured.
+            groups: The classes that outputs are put into.
             test: Test samples for each training sample.
         """
         costs = Costs(self._problem, self._measured)
@@ -103,11 +106,9 @@ class Forecaster:
         for name in MATRICES:
             stages[f"spectrum {name}"] = self._spectrum(name, settings, k)
         if layers:
-            stages["layers"] = costs.layers(
-                layers, settings.layer_pairs, PER_PAIR["H"], self._algebra
-            )
+            stages["layers"] = costs.layers(layers, settings, PER_PAIR["H"], self._algebra)
         if classes:
-            stages["classes"] = costs.classes(layers, settings, self._product("G").one)
+            stages["classes"] = costs.classes(layers, settings, self._product("G").one, groups)
         report = _REPORT + _REPORT_LAYER * len(layers)
         stages["report"] = Taken(report)
         steps = tuple((name, taken.seconds) for name, taken in stages.items())

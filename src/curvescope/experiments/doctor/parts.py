@@ -20,14 +20,15 @@ from curvescope.experiments.doctor.algebra import Algebra, Taken
 from curvescope.experiments.doctor.products import on
 from curvescope.experiments.doctor.records import Measured
 from curvescope.experiments.doctor.watch import measured as watched
-from curvescope.experiments.doctor.watch import once
+from curvescope.experiments.doctor.watch import once, peak
+from curvescope.experiments.stages.layers import layer_factors
 from curvescope.experiments.stages.overview import outputs
 from curvescope.operators.hessian import Hessian
 from curvescope.problem import Problem
+from curvescope.problem.losses import Groups
 from curvescope.record.samples import choose
 from curvescope.record.selection import join
 from curvescope.structure.class_factors import layer_approximations
-from curvescope.structure.factors import kronecker_factors
 from curvescope.structure.layers import layer_statistics
 from curvescope.structure.outliers import attribute_outliers
 
@@ -57,13 +58,15 @@ class Costs:
         """The network's outputs, for a sample or for a position of it."""
         return outputs(self._one)
 
-    def layers(self, names: Sequence[str], pairs: int, per_pair: float, algebra: Algebra) -> Taken:
+    def layers(
+        self, names: Sequence[str], settings: Settings, per_pair: float, algebra: Algebra
+    ) -> Taken:
         """Every layer's Hessian beside its Kronecker product."""
-        seconds, most = 0.0, 0
+        seconds, peak = 0.0, 0
         for name, count in self._kinds(names):
-            each, peak = self._layer(name, pairs, per_pair, algebra)
-            seconds, most = seconds + count * each, max(most, peak)
-        return Taken(seconds, most)
+            layer_seconds, layer_peak = self._layer(name, settings, per_pair, algebra)
+            seconds, peak = seconds + count * layer_seconds, max(peak, layer_peak)
+        return Taken(seconds, peak)
 
     def _kinds(self, names: Sequence[str]) -> list[tuple[str, int]]:
         """One layer of each kind and shape, and how many there are of it."""
@@ -76,21 +79,23 @@ class Costs:
         module = self._problem.model.get_submodule(name)
         return type(module), *self._problem.params.shapes[join(name, "weight")]
 
-    def _layer(self, name: str, pairs: int, per_pair: float, algebra: Algebra) -> tuple[float, int]:
+    def _layer(
+        self, name: str, settings: Settings, per_pair: float, algebra: Algebra
+    ) -> tuple[float, int]:
         """Factors of one layer, eigenpairs of its block, and what is done with both."""
         problem, device = self._one, self._problem.device
         try:
-            factors = kronecker_factors(problem, layers=[name])[name]
+            factors = layer_factors(problem, name, settings.sharing, _fixed())
         except CurvescopeError:
             return 0.0, 0  # left out of the analysis with its reason
-        recording = once(lambda: kronecker_factors(problem, layers=[name]), device)
+        recording = once(lambda: layer_factors(problem, name, settings.sharing, _fixed()), device)
         weight = join(name, "weight")
         block = Hessian(problem, keep=True).block(weight)
         filling = once(block.for_many, device)
         n = block.shape[0]
         row = torch.ones(n, dtype=problem.dtype, device=device)
-        product, peak = watched(lambda: block @ row, device)
-        k = min(pairs, n)
+        product, product_peak = watched(lambda: block @ row, device)
+        k = min(settings.layer_pairs, n)
         count = min(per_pair * k + 8, n)
         bases = algebra.pairs(count) * n / algebra.n
         held = block.plan.held
@@ -101,53 +106,69 @@ class Costs:
             + sum(map(_decomposing, (factors.output_hessian, factors.autocorrelation)))
         )
         rows = n * row.element_size() * (count + 2 * k)
-        return seconds, int(held * self._share + peak + rows)
+        return seconds, int(held * self._share + product_peak + rows)
 
     # Classes ------------------------------------------------------------------------------------
 
-    def classes(self, layers: Sequence[str], settings: Settings, product: float) -> Taken:
+    def classes(
+        self, layers: Sequence[str], settings: Settings, product: float, groups: Groups | None
+    ) -> Taken:
         """The attribution of outliers, and the class structure of every layer.
 
         Args:
             layers: Those that are looked into.
             settings: Of the analysis.
             product: Seconds of a Gauss–Newton product over all data.
+            groups: The classes that outputs are put into; None: each is one.
         """
-        generator = torch.Generator().manual_seed(0)
-        whole = self._counted(
-            lambda p: attribute_outliers(p, limit=settings.class_rows, generator=generator)
+        seconds, peak = self._counted(
+            lambda p: attribute_outliers(
+                p, classes=groups, limit=settings.class_rows, generator=_fixed()
+            )
         )
-        seconds = whole + 20 * self.outputs * product
+        count = self.outputs if groups is None else groups.count
+        seconds += 20 * count * product
         for name, count in self._kinds(layers):
-            seconds += count * self._counted(self._statistics(name, settings))
-        return Taken(seconds)
+            layer_seconds, layer_peak = self._counted(self._statistics(name, settings, groups))
+            seconds, peak = seconds + count * layer_seconds, max(peak, layer_peak)
+        return Taken(seconds, peak)
 
-    def _statistics(self, name: str, settings: Settings) -> Callable[[Problem], object]:
+    def _statistics(
+        self, name: str, settings: Settings, groups: Groups | None
+    ) -> Callable[[Problem], object]:
         rows = self._measured.samples * self.outputs
         limit = settings.class_rows if rows <= settings.class_rows else 0
 
         def act(problem: Problem) -> None:
-            layer_statistics(problem, layers=[name])
-            layer_approximations(
-                problem, layers=[name], limit=limit, steps=settings.steps,
-                generator=torch.Generator().manual_seed(0),
-            )  # fmt: skip
+            layer_statistics(problem, layers=[name], classes=groups)
+            if groups is None:
+                layer_approximations(
+                    problem, layers=[name], limit=limit, steps=settings.steps,
+                    sharing=settings.sharing, generator=_fixed(),
+                )  # fmt: skip
 
         return act
 
-    def _counted(self, act: Callable[[Problem], object]) -> float:
-        """The time of an action that grows like the samples, from two small numbers of them."""
+    def _counted(self, act: Callable[[Problem], object]) -> tuple[float, int]:
+        """Seconds and bytes of an action, from two small numbers of samples.
+
+        Both grow like the samples; nothing is held beyond those of a batch.
+        """
+        device, all_samples = self._problem.device, self._measured.samples
         sizes = [min(size, self._in_batch) for size in _TRIED]
         try:
-            few = [self._samples(size) for size in sizes]
-            act(few[0])
-            short, long = (once(partial(act, p), self._problem.device) for p in few)
+            few, more = (self._samples(size) for size in sizes)
+            act(few)
+            short, long = once(partial(act, few), device), once(partial(act, more), device)
+            peaks = [peak(partial(act, p), device)[0] for p in (few, more)]
         except CurvescopeError:
-            return 0.0  # left out of the analysis with its reason
+            return 0.0, 0  # left out of the analysis with its reason
         if sizes[0] == sizes[1]:
-            return long * self._measured.samples / sizes[1]
-        slope = max(long - short, 0.0) / (sizes[1] - sizes[0])
-        return long + slope * (self._measured.samples - sizes[1])
+            return long * all_samples / sizes[1], peaks[1]
+        grown = sizes[1] - sizes[0]
+        seconds = long + max(long - short, 0.0) / grown * (all_samples - sizes[1])
+        slope = max(peaks[1] - peaks[0], 0) / grown
+        return seconds, int(peaks[1] + slope * (self._in_batch - sizes[1]))
 
     @property
     def _in_batch(self) -> int:
@@ -171,3 +192,7 @@ def _decomposing(matrix: Tensor) -> float:
     return (
         4 * once(partial(torch.linalg.eigh, part), matrix.device) * (len(matrix) / len(part)) ** 3
     )
+
+
+def _fixed() -> torch.Generator:
+    return torch.Generator().manual_seed(0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,7 @@ from curvescope.problem import Problem
 from curvescope.problem.batches import Batch
 from curvescope.problem.losses.custom import Custom
 from curvescope.problem.losses.model_loss import takes_labels
+from curvescope.record.rules.attention import covered
 
 
 def ask(problem: Problem) -> tuple[Question, ...]:
@@ -132,31 +134,39 @@ def frozen(problem: Problem) -> tuple[str, ...]:
 
 
 class _Calls(TorchFunctionMode):
-    """Counts the calls of fused attention and the sizes of their scores."""
+    """Counts the calls of attention, those with a blockwise rule, and the scores of the others."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls = self.longest = self.scores = 0
+        self.calls = self.blockwise = self.longest = self.scores = 0
 
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
-            query, key = args[0], args[1]
-            self.calls += 1
-            self.longest = max(self.longest, int(key.shape[-2]))
+            self._count(args, kwargs)
+        return func(*args, **kwargs)
+
+    def _count(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        query, key = (
+            args[i] if len(args) > i else kwargs[name] for i, name in enumerate(("query", "key"))
+        )
+        self.calls += 1
+        self.longest = max(self.longest, int(key.shape[-2]))
+        if covered(*args, **kwargs) is not None:
+            self.blockwise += 1
+        else:
             rows = query.numel() // query.shape[-1]
             self.scores += rows * int(key.shape[-2]) * query.element_size()
-        return func(*args, **(kwargs or {}))
 
 
 def attention(problem: Problem) -> AttentionNote | None:
-    """Which kernel computes the attention of the model here; None for a model without."""
+    """How the attention of the model is computed; None for a model without."""
     batch, watch = next(iter(problem.data)), _Calls()
     with problem.evaluation(), watching(watch), torch.no_grad():
         problem._call(problem.variables(), batch, {})
     if not watch.calls:
         return None
-    kernel = "unfused (the fused kernels have no second derivative)"
-    return AttentionNote(watch.calls, watch.longest, watch.scores, kernel)
+    return AttentionNote(watch.calls, watch.blockwise, watch.longest, watch.scores)
 
 
 def _short(dtype: torch.dtype) -> str:

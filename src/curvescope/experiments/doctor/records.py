@@ -32,15 +32,25 @@ class ModuleNote:
 
 @dataclass(frozen=True)
 class AttentionNote:
-    """Calls of ``scaled_dot_product_attention`` in a forward pass, and the kernel taken here.
+    """Calls of ``scaled_dot_product_attention`` in a forward pass, and how they are computed.
 
-    ``scores`` are the bytes of all matrices ``T × T`` of one batch that an unfused kernel makes.
+    ``blockwise`` of them are computed in blocks of queries, by curvescope's own derivatives; the
+    others take torch's unfused path, whose matrices ``T × T`` of one batch take ``scores`` bytes.
     """
 
     calls: int
+    blockwise: int
     longest: int  # T
     scores: int
-    kernel: str
+
+    @property
+    def how(self) -> str:
+        """How they are computed, in words."""
+        unfused = self.calls - self.blockwise
+        if not unfused:
+            return "in blocks of queries, without the matrix of all scores"
+        scores = f"torch's unfused path, whose scores take {readable(self.scores)} of a batch"
+        return scores if not self.blockwise else f"{unfused} of them by {scores}"
 
 
 @dataclass(frozen=True)

@@ -46,11 +46,22 @@ class Moment:
 
 @dataclass(frozen=True)
 class ClassLayerFindings:
-    """The class structure of one layer's features and errors."""
+    """The class structure of one layer's features and errors, and KFAC beside CFAC.
+
+    ``factors`` is None where outputs are grouped: CFAC has a Kronecker product for each label of a
+    sample.
+    """
 
     name: str
     classes: int
     moments: dict[str, Moment]  # "features", "errors"
+    factors: FactorFindings | None
+
+
+@dataclass(frozen=True)
+class FactorFindings:
+    """KFAC and CFAC of a layer beside its block of G."""
+
     errors: dict[str, Misalignment]  # "KFAC", "CFAC"
     class_cosine: AnyFloat  # mean over classes
     cross_cosine: AnyFloat  # mean over pairs of different classes
@@ -63,27 +74,37 @@ class ClassLayerFindings:
 
 def compute(context: Context, layer: str) -> Outcome[Finding[ClassLayerFindings]]:
     """Measure the layer; where the method does not apply, the finding has the reason instead."""
-    problem, settings = context.problem, context.settings
+    problem = context.problem
     try:
-        need_one_label(problem)
+        if context.groups is None:
+            need_one_label(problem)
         if matrix_kind(problem.model.get_submodule(layer)) is None:
             raise Inapplicable("class structure", "embeddings and norms have no matrix to look at")
-        statistics = layer_statistics(problem, layers=[layer])[layer]
-        approximation = layer_approximations(
-            problem,
-            layers=[layer],
-            limit=settings.class_rows,
-            steps=settings.steps,
-            generator=context.generator(f"{layer} approximations"),
-        )[layer]
+        statistics = layer_statistics(problem, layers=[layer], classes=context.groups)[layer]
+        factors = None if context.groups is not None else _factors(context, layer)
     except Inapplicable as error:
         return Outcome(Finding(layer, None, str(error)))
-    centers, densities, below = _densities(approximation)
-    off = ~torch.eye(approximation.classes, dtype=torch.bool)
     findings = ClassLayerFindings(
         name=layer,
         classes=statistics.classes,
         moments={"features": _moment(statistics.features), "errors": _moment(statistics.errors)},
+        factors=factors,
+    )
+    return Outcome(Finding(layer, findings))
+
+
+def _factors(context: Context, layer: str) -> FactorFindings:
+    approximation = layer_approximations(
+        context.problem,
+        layers=[layer],
+        limit=context.settings.class_rows,
+        steps=context.settings.steps,
+        sharing=context.settings.sharing,
+        generator=context.generator(f"{layer} approximations"),
+    )[layer]
+    centers, densities, below = _densities(approximation)
+    off = ~torch.eye(approximation.classes, dtype=torch.bool)
+    return FactorFindings(
         errors={"KFAC": approximation.kfac_error, "CFAC": approximation.cfac_error},
         class_cosine=float(approximation.class_cosines.nanmean()),  # classes without examples: NaN
         cross_cosine=float(approximation.cross_cosines[off].nanmean()),
@@ -93,7 +114,6 @@ def compute(context: Context, layer: str) -> Outcome[Finding[ClassLayerFindings]
         below=below,
         sampled=_sampled(approximation),
     )
-    return Outcome(Finding(layer, findings))
 
 
 def _moment(statistics: MomentStatistics) -> Moment:

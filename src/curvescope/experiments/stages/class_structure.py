@@ -44,7 +44,8 @@ class ClassFindings:
 def compute(context: Context) -> Outcome[Finding[ClassFindings]]:
     """Attribute the outliers of G; without a class structure, the finding has the reason."""
     try:
-        need_one_label(context.problem)
+        if context.groups is None:
+            need_one_label(context.problem)
         findings = _findings(context)
     except Inapplicable as error:
         return Outcome(Finding("", None, str(error)))
@@ -63,19 +64,19 @@ def need_one_label(problem: Problem) -> None:
     """
     target = next(iter(problem.data)).target
     if isinstance(target, Tensor) and target.numel() > len(target):
-        rule = "the class structure of an analysis is that of samples with one label each"
-        given = f"labels at {target[0].numel()} positions of a sample"
-        remedy = "group them into classes with class_structure(problem, classes=…) from Python"
+        rule = "labels at several positions of a sample need classes to put them into"
+        given = f"{target[0].numel()} positions"
+        remedy = "give `classes`, a number of most frequent labels or a map from labels to classes"
         raise Inapplicable("class structure", rule, given=given, remedy=remedy)
 
 
 def _findings(context: Context) -> ClassFindings:
-    problem, rows = context.problem, context.settings.class_rows
+    problem, rows, groups = context.problem, context.settings.class_rows, context.groups
     generator = context.generator("attribution")
     size = GramForm(problem, class_directions).size
-    dual = class_dual(problem) if size <= _FEW * rows else None
+    dual = class_dual(problem, classes=groups) if size <= _FEW * rows else None
     if dual is None:
-        attribution = attribute_outliers(problem, limit=0, generator=generator)
+        attribution = attribute_outliers(problem, classes=groups, limit=0, generator=generator)
     else:
         attribution = outliers_of(dual, generator=generator)
     attribution = replace(

@@ -13,6 +13,7 @@ from curvescope.experiments.configuration import Settings
 from curvescope.experiments.store import RunDirectory
 from curvescope.identity import checksum
 from curvescope.problem import Problem
+from curvescope.problem.losses import Groups
 from curvescope.spectra.control import Progress
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Context:
     layers: tuple[str, ...]
     seed: int
     work: Path
+    groups: Groups | None = None  # the classes that outputs are put into; None: each is one
     progress: Callable[[Progress], None] | None = None
 
     def generator(self, purpose: str) -> torch.Generator:

@@ -6,13 +6,16 @@ References:
 
 from __future__ import annotations
 
+import torch
+
 from curvescope.errors import Inapplicable
 from curvescope.experiments.checks import Check
 from curvescope.experiments.stages.context import Context
 from curvescope.experiments.store import Finding, Outcome
 from curvescope.operators.hessian import Hessian
+from curvescope.problem import Problem
 from curvescope.spectra.eigensolver import eigenpairs
-from curvescope.structure.factors import exact_passes, kronecker_factors
+from curvescope.structure.factors import KroneckerFactors, exact_passes, kronecker_factors
 from curvescope.structure.layer_comparison import LayerComparison, compare_layer
 
 _PASSES = 1024
@@ -25,13 +28,8 @@ def compute(context: Context, layer: str) -> Outcome[Finding[LayerComparison]]:
     """Compare a layer's Hessian with ``E[M] ⊗ E[x xᵀ]``; where it does not apply, the reason."""
     problem = context.problem
     try:
-        exact = exact_passes(problem) <= _PASSES
-        factors = kronecker_factors(
-            problem,
-            layers=[layer],
-            draws=None if exact else _DRAWS,
-            generator=context.generator(f"{layer} labels"),
-        )[layer]
+        generator = context.generator(f"{layer} labels")
+        factors = layer_factors(problem, layer, context.settings.sharing, generator)
     except Inapplicable as error:
         return Outcome(Finding(layer, None, str(error)))
     m, n = len(factors.output_hessian), len(factors.autocorrelation)
@@ -51,6 +49,20 @@ def compute(context: Context, layer: str) -> Outcome[Finding[LayerComparison]]:
         bool(pairs.converged),
     )
     return Outcome(Finding(layer, findings), (converged, _columns(findings)))
+
+
+def layer_factors(
+    problem: Problem, layer: str, sharing: str, generator: torch.Generator
+) -> KroneckerFactors:
+    """The factors of one layer: over all labels, or over drawn ones where these are too many."""
+    exact = exact_passes(problem) <= _PASSES
+    return kronecker_factors(
+        problem,
+        layers=[layer],
+        sharing=sharing,
+        draws=None if exact else _DRAWS,
+        generator=generator,
+    )[layer]
 
 
 def _columns(findings: LayerComparison) -> Check:

@@ -59,13 +59,13 @@ class Fused(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
-            given = _covered(*args, **kwargs)
+            given = covered(*args, **kwargs)
             if given is not None:
                 return _forward(*given)
         return func(*args, **kwargs)
 
 
-def _covered(
+def covered(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
     dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
     enable_gqa: bool = False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from curvescope._numbers import percent, short
-from curvescope.experiments.stages.class_layers import ClassLayerFindings
+from curvescope.experiments.stages.class_layers import ClassLayerFindings, FactorFindings
 from curvescope.figures import stages as pictures
 from curvescope.figures import structure
 from curvescope.reports.blocks import Chart, Fold, Pair, Table, factor
@@ -27,11 +27,10 @@ def layers_table(layers: Sequence[ClassLayerFindings]) -> Table:
                 factor(features.whitening),
                 f"{errors.outliers}",
                 factor(errors.separation),
-                f"{layer.errors['KFAC'].frobenius:.3f}",
-                f"{layer.errors['CFAC'].frobenius:.3f}",
-                f"{layer.class_cosine:.3f}",
+                *_factor_columns(layer.factors),
             ]
         )
+    factors = any(layer.factors is not None for layer in layers)
     head = [
         "layer",
         "feature outliers",
@@ -39,33 +38,37 @@ def layers_table(layers: Sequence[ClassLayerFindings]) -> Table:
         "whitening",
         "error outliers",
         "separation",
-        "KFAC error",
-        "CFAC error",
-        "cos(g_c, δ_c ⊗ h_c)",
+        *(("KFAC error", "CFAC error", "cos(g_c, δ_c ⊗ h_c)") if factors else ()),
     ]
     return Table("Layers by class", head, rows, heading="Layers")
+
+
+def _factor_columns(findings: FactorFindings | None) -> list[str]:
+    if findings is None:
+        return []
+    errors = [f"{findings.errors[name].frobenius:.3f}" for name in ("KFAC", "CFAC")]
+    return [*errors, f"{findings.class_cosine:.3f}"]
 
 
 def layer_fold(layer: ClassLayerFindings, index: int, layers: int) -> Fold:
     """The last layer, where the paper has the clearest picture, is unfolded."""
     name, id = layer.name or "the model itself", f"class{index}"
     caption = f"{name}: exact G, KFAC and CFAC"
-    moments = [_moment(layer, kind, id, name) for kind in layer.moments]
-    return Fold(
-        f"{name}: pictures",
-        [Chart(f"{id}-cfac", caption, pictures.factors(layer), _below(layer)), Pair(moments)],
-        open=index >= layers - _OPEN,
-    )
+    charts: list[Chart | Pair] = [Pair([_moment(layer, kind, id, name) for kind in layer.moments])]
+    if (factors := layer.factors) is not None:
+        panel = pictures.factors(layer.name, factors)
+        charts.insert(0, Chart(f"{id}-cfac", caption, panel, _below(factors)))
+    return Fold(f"{name}: pictures", charts, open=index >= layers - _OPEN)
 
 
-def _below(layer: ClassLayerFindings) -> str:
+def _below(findings: FactorFindings) -> str:
     """A note on the eigenvalues that the logarithmic axis cannot show."""
-    if not layer.below:
+    if not findings.below:
         return ""
-    shares = ", ".join(f"{percent(share)} of {name}" for name, share in layer.below.items())
-    text = f"Left of the axis, below {short(layer.floor, 2)} or zero: {shares}."
-    if layer.sampled:
-        text += f" {listed(layer.sampled)}: a Lanczos quadrature, the others all eigenvalues."
+    shares = ", ".join(f"{percent(share)} of {name}" for name, share in findings.below.items())
+    text = f"Left of the axis, below {short(findings.floor, 2)} or zero: {shares}."
+    if findings.sampled:
+        text += f" {listed(findings.sampled)}: a Lanczos quadrature, the others all eigenvalues."
     return text
 
 

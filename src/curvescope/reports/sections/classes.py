@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from curvescope.experiments.stages.class_layers import ClassLayerFindings
+from curvescope.experiments.stages.class_layers import ClassLayerFindings, FactorFindings
 from curvescope.experiments.stages.class_structure import ClassFindings
 from curvescope.experiments.store import Finding, RunDirectory
 from curvescope.figures import stages as pictures
@@ -43,6 +43,8 @@ def build(run: RunDirectory) -> Section | None:
     reasons = [finding.left_out] if whole is None else []
     reasons += [layer.left_out for layer in each if layer.value is None]
     blocks: list[Block] = []
+    if (note := run.config.classes) is not None and (whole is not None or layers):
+        blocks.append(Text(f"The {note.count} classes are {note.words}."))
     if whole is not None:
         blocks += [_groups(whole), Pair(_pictures(whole))]
     if layers:
@@ -70,16 +72,17 @@ def _observation(whole: ClassFindings | None, layers: Sequence[ClassLayerFinding
         n = whole.attribution.outliers
         text = f"{count(n, 'eigenvalue')} of G {'lies' if n == 1 else 'lie'} above the edge of its "
         text += f"bulk, made mostly: {listed(makers)}" if makers else "bulk"
-    if layers:
+    if factors := _factors(layers):
+        better = sum(each.errors["CFAC"].frobenius < each.errors["KFAC"].frobenius
+                     for each in factors)  # fmt: skip
         text += "; " if text else ""
-        text += f"CFAC is closer to G than KFAC in {_better(layers)} of {len(layers)} layers"
+        text += f"CFAC is closer to G than KFAC in {better} of {len(factors)} layers"
     text = text or "the class structure could not be had; the reasons are below"
     return f"{text[0].upper()}{text[1:]}."
 
 
-def _better(layers: Sequence[ClassLayerFindings]) -> int:
-    """In how many layers CFAC is nearer to G, in the Frobenius norm."""
-    return sum(layer.errors["CFAC"].frobenius < layer.errors["KFAC"].frobenius for layer in layers)
+def _factors(layers: Sequence[ClassLayerFindings]) -> list[FactorFindings]:
+    return [layer.factors for layer in layers if layer.factors is not None]
 
 
 def _claim(whole: ClassFindings | None) -> str:
@@ -107,9 +110,9 @@ def _assessment(whole: ClassFindings | None, layers: Sequence[ClassLayerFindings
             f"Of the {C} outliers that the paper gives to global and class means, {_are(means)} "
             f"made mostly by them here, and {_are(gone)} gone when their span is projected out"
         )
-    if layers:
+    if layers and (factors := layers[-1].factors) is not None:
         last = layers[-1]
-        errors = {name: error.frobenius for name, error in last.errors.items()}
+        errors = {name: error.frobenius for name, error in factors.errors.items()}
         nearer = "nearer to G" if errors["CFAC"] < errors["KFAC"] else "no nearer to G"
         words = f"CFAC is {nearer} than KFAC"
         if max(errors.values()) < _SAME:
