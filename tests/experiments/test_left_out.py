@@ -97,15 +97,15 @@ def test_text_has_no_class_structure(tmp_path: Path) -> None:
     for stage in ("classes", "classes-q1"):
         left_out = run.stage(stage, Any).result["left_out"]
         assert left_out == (
-            "class structure: the class structure of an analysis is that of samples with one label "
-            "each, got labels at 16 positions of a sample; group them into classes with "
-            "class_structure(problem, classes=…) from Python"
+            "class structure: labels at several positions of a sample need classes to put them "
+            "into, got 16 positions; give classes, a number of most frequent labels or a map from "
+            "labels to classes"
         )
     assert run.result("overview", Overview).fits["train"].samples == 96
 
 
 def test_a_loss_without_class_structure_is_left_out(tmp_path: Path) -> None:
-    def none(*arguments: object) -> None:
+    def none(*arguments: object, **options: object) -> None:
         raise Inapplicable("class_dual", "needs at least two classes")
 
     with pytest.MonkeyPatch.context() as patch:

@@ -202,10 +202,11 @@ def test_classes(first: RunDirectory) -> None:
 def test_a_layer_by_class(first: RunDirectory) -> None:
     found = first.result("classes-fc2", Finding[ClassLayerFindings]).value
     assert found is not None
+    assert found.factors is not None
     first_panel, *moments = pictures.class_layer("classes-fc2", found).panels
     names = [curve.label for curve in first_panel.curves]
     assert [name.split(" ")[0] for name in names] == ["G", "KFAC", "CFAC"]
-    assert names[0] == f"G ({100 * found.below['G']:.0f} % below)"
+    assert names[0] == f"G ({100 * found.factors.below['G']:.0f} % below)"
     for panel, name in zip(moments, ("features", "errors"), strict=True):
         total = found.moments[name].total
         kept = total[total > 1e-10 * total[0]]

@@ -188,11 +188,10 @@ def test_cfac_is_said_to_be_nearer_only_where_it_is(first: RunDirectory, tmp_pat
     shutil.copytree(first.path, tmp_path / "run")
 
     def exchanged(stage: Stage[Any]) -> Stage[Any]:
-        errors = stage.result.value.errors
-        other = {"KFAC": errors["CFAC"], "CFAC": errors["KFAC"]}
-        return replace(
-            stage, result=replace(stage.result, value=replace(stage.result.value, errors=other))
-        )
+        value = stage.result.value
+        errors = {"KFAC": value.factors.errors["CFAC"], "CFAC": value.factors.errors["KFAC"]}
+        value = replace(value, factors=replace(value.factors, errors=errors))
+        return replace(stage, result=replace(stage.result, value=value))
 
     rewritten(tmp_path / "run", "classes-fc2", exchanged)
     other = classes.build(RunDirectory(tmp_path / "run"))
@@ -230,7 +229,7 @@ def test_heat_maps_say_what_of_the_whole_they_show(first: RunDirectory) -> None:
 def test_zeros_are_counted_beside_a_logarithmic_axis(first: RunDirectory) -> None:
     found = charts_of(classes.build(first))
     chart = found["class1-cfac"]
-    below = first.stage("classes-fc2", Any).result["value"]["below"]
+    below = first.stage("classes-fc2", Any).result["value"]["factors"]["below"]
     assert f"{100 * below['G']:.2f} % of G" in chart.note
     heights = {curve.label.split(" ")[0]: curve.y for curve in chart.panel.curves}
     assert heights["G"][0] < max(heights["G"])  # no spike at the left edge

@@ -11,11 +11,14 @@ from collections.abc import Sequence
 
 from curvescope.experiments.configuration import Settings
 from curvescope.experiments.doctor.algebra import Algebra, Taken
-from curvescope.experiments.doctor.parts import Costs
+from curvescope.experiments.doctor.classes import ClassCosts
+from curvescope.experiments.doctor.layers import LayerCosts
 from curvescope.experiments.doctor.records import Forecast, Measured, Product
+from curvescope.experiments.doctor.trials import Trials, cubic
 from curvescope.experiments.stages.spectra import MATRICES, most_outliers
 from curvescope.flatness.measures import OUTLIERS
 from curvescope.flatness.report import EXACT_UP_TO, has_batch_statistics
+from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.operators.hessian import Hessian
 from curvescope.problem import Problem
 from curvescope.problem.losses import Groups
@@ -99,16 +102,18 @@ class Forecaster:
             groups: The classes that outputs are put into.
             test: Test samples for each training sample.
         """
-        costs = Costs(self._problem, self._measured)
+        costs = LayerCosts(self._problem, self._measured)
+        trials = Trials(self._problem, self._measured.samples)
         k = most_outliers(settings, costs.outputs)
         stages = {"overview": self._overview(test)}
         stages["sharpness"] = self._sharpness(settings, test)
         for name in MATRICES:
-            stages[f"spectrum {name}"] = self._spectrum(name, settings, k)
+            stages[f"spectrum {name}"] = self._spectrum(name, settings, k, trials)
         if layers:
-            stages["layers"] = costs.layers(layers, settings, PER_PAIR["H"], self._algebra)
+            stages["layers"] = costs.all(layers, settings, PER_PAIR["H"], self._algebra)
         if classes:
-            stages["classes"] = costs.classes(layers, settings, self._product("G").one, groups)
+            by_class = ClassCosts(self._problem, costs, trials, settings, groups)
+            stages["classes"] = by_class.all(layers)
         report = _REPORT + _REPORT_LAYER * len(layers)
         stages["report"] = Taken(report)
         steps = tuple((name, taken.seconds) for name, taken in stages.items())
@@ -136,18 +141,37 @@ class Forecaster:
         scores = (2 + test) * self._measured.forward
         return Taken(seconds + scores, max(t.bytes for t in taken))
 
+    def _exact(self, matrix: str, limit: int, trials: Trials) -> list[Taken]:
+        """All eigenvalues, where the matrix or its Gram form has few enough rows."""
+        n, device = self._algebra.n, self._problem.device
+        dual = GaussNewton(self._problem).dual() if matrix == "G" else None
+        rows = n if dual is None else min(n, dual.size)
+        if rows > limit:
+            return []
+        values = cubic(rows, device)
+        if dual is None or rows == n:
+            dense = self.sums(matrix, n)
+            return [Taken(dense.seconds + values, dense.bytes)]
+        gram = trials.gram(_gram, rows)
+        return [Taken(gram.seconds + values, gram.bytes)]
+
     def _end(self, matrix: str) -> Taken:
         one = self._product(matrix).one
         return Taken(_AT_AN_END * one + self._algebra.pairs(_AT_AN_END))
 
-    def _spectrum(self, matrix: str, settings: Settings, k: int) -> Taken:
+    def _spectrum(self, matrix: str, settings: Settings, k: int, trials: Trials) -> Taken:
         n = self._algebra.n
         pairs = self.pairs(matrix, min(k, max(1, n // 4)))
         density = self.density(matrix, settings.steps, settings.probes)
         sums = self.sums(matrix, settings.trace_probes)
         taken = [pairs, density, sums, sums]
-        if n <= settings.exact_rows:
-            taken.append(self.sums(matrix, n))
+        taken += self._exact(matrix, settings.exact_rows, trials)
         deflated = density.bytes + k * self._algebra.row
         most = max(deflated, *(t.bytes for t in taken))
         return Taken(sum(t.seconds for t in taken), most)
+
+
+def _gram(problem: Problem) -> object:
+    dual = GaussNewton(problem).dual()
+    assert dual is not None, "a Gauss–Newton matrix of a loss with a root"
+    return dual.matrix()

@@ -24,7 +24,7 @@ from curvescope.structure.outliers import Attribution, attribute_outliers, outli
 
 _LARGEST_COUNT = 400
 """Number of largest eigenvalues that are stored with their shares."""
-_FEW = 4
+GRAM_ROWS = 4
 """The outliers alone may take a Gram matrix of this many times the rows of ``class_rows``."""
 PARTS = ("class", "cross", "within")
 
@@ -74,7 +74,7 @@ def _findings(context: Context) -> ClassFindings:
     problem, rows, groups = context.problem, context.settings.class_rows, context.groups
     generator = context.generator("attribution")
     size = GramForm(problem, class_directions).size
-    dual = class_dual(problem, classes=groups) if size <= _FEW * rows else None
+    dual = class_dual(problem, classes=groups) if size <= GRAM_ROWS * rows else None
     if dual is None:
         attribution = attribute_outliers(problem, classes=groups, limit=0, generator=generator)
     else:
