@@ -99,6 +99,12 @@ class Caches:
         self._caches: set[_Place] = set()
         self._written: set[_Place] = set()
 
+    def renewed(self, model: nn.Module) -> Caches:
+        """Those of the same model later on, without trying out anew what is known."""
+        other = Caches(model)
+        other._tried, other._caches = {*self._tried}, {*self._caches}
+        return other
+
     @property
     def are_known(self) -> bool:
         """Whether all tensors in attributes that look like constants have been looked at."""

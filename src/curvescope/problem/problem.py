@@ -362,7 +362,7 @@ class Problem(ModelFunction):
         with _state.exclusive(self.model):
             check_weights(self.model)
             other._contents = Contents(self.model, self._loss)
-            other._caches = caches(self.model)
+            other._caches = self._caches.renewed(self.model)
         kept = ((kind, getattr(made, "renewed", None)) for kind, made in self._companions.items())
         other._companions = {kind: renewed() for kind, renewed in kept if renewed is not None}
         return other
