@@ -9,6 +9,7 @@ from curvescope import spectra as spectra
 from curvescope import structure as structure
 from curvescope import training as training
 from curvescope.certificates import certify as certify
+from curvescope.cli.sweeping import sweep as sweep
 from curvescope.data import dataset as dataset
 from curvescope.errors import CurvescopeError as CurvescopeError
 from curvescope.errors import ModelError as ModelError
@@ -32,6 +33,7 @@ from curvescope.operators.simple import Identity as Identity
 from curvescope.operators.simple import LowRank as LowRank
 from curvescope.problem import Problem as Problem
 from curvescope.problem import losses as losses
+from curvescope.reports.table import table as table
 from curvescope.spectra import diagonal as diagonal
 from curvescope.spectra import eigenpairs as eigenpairs
 from curvescope.spectra import exact_spectrum as exact_spectrum

@@ -93,7 +93,7 @@ def test_a_lock_that_was_removed_and_made_anew_is_taken_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between opening and taking the file its holder may remove it, and another one make it."""
-    take, times = io.lock._take, []
+    take, times = io.lock.take, []
 
     def too_late(handle: int) -> None:
         if not times:
@@ -102,7 +102,7 @@ def test_a_lock_that_was_removed_and_made_anew_is_taken_once(
         times.append(handle)
         take(handle)
 
-    monkeypatch.setattr(io.lock, "_take", too_late)
+    monkeypatch.setattr(io.lock, "take", too_late)
     with io.locked(tmp_path):
         monkeypatch.undo()
         assert len(times) == 2

@@ -39,6 +39,10 @@ def analyze(
         Path | None,
         typer.Option("--run", metavar="DIR", help="The folder of a curvescope train run."),
     ] = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(metavar="EPOCH", help="Of --run: initial, final or an epoch that it kept."),
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(metavar="CODE", help="pkg.module:build or file.py:build; LeNet5, …"),
@@ -133,7 +137,7 @@ def analyze(
     curvescope analyze --model my.pkg:build --data my.pkg:load --out runs/mine
     curvescope analyze --run runs/gpt --samples 64 --classes 10 --sharing reduce
     """  # noqa: D301 (\b keeps the lines of the examples apart)
-    place = _check(run, model, weights, data, out)
+    place = check_inputs(run, model, weights, data, out, checkpoint)
 
     from curvescope.cli import inputs
     from curvescope.cli.estimates import tell
@@ -144,7 +148,9 @@ def analyze(
     from curvescope.experiments.load import importable, load_extra
 
     with importable(Path.cwd()):
-        subject = inputs.subject_of(run, model, weights, data, root=root, seed=data_seed)
+        subject = inputs.subject_of(
+            run, model, weights, data, root=root, seed=data_seed, checkpoint=checkpoint or "final"
+        )
         train, test = inputs.problems(subject, loss, device, samples, batch_size, seed)
         stages = [load_extra(text) for text in extra or ()]
         settings = Settings(steps=steps, probes=probes, sharing=sharing)
@@ -190,8 +196,13 @@ def analyze(
 # Input ----------------------------------------------------------------------------------
 
 
-def _check(
-    run: Path | None, model: str | None, weights: Path | None, data: str | None, out: Path | None
+def check_inputs(
+    run: Path | None,
+    model: str | None,
+    weights: Path | None,
+    data: str | None,
+    out: Path | None,
+    checkpoint: str | None = None,
 ) -> Path:
     """Check that the options fit together; return the folder for the results."""
     if run is None and (model is None or data is None):
@@ -200,6 +211,9 @@ def _check(
     if run is not None and (model is not None or weights is not None):
         rule = "--run brings its own network"
         raise CurvescopeError("analyze", rule, remedy="give either --run or --model")
+    if checkpoint is not None and run is None:
+        rule = "--checkpoint is one of a run"
+        raise CurvescopeError("analyze", rule, remedy="name it with --run")
     if model is not None:
         check_code("--model", model)
     if model is not None and weights is None and ":" not in model:
@@ -210,7 +224,7 @@ def _check(
     if run is None:
         rule = "--out must name a folder for the results"
         raise CurvescopeError("analyze", rule, remedy="only --run has a folder already")
-    return run / "analysis"
+    return run / (f"analysis-{checkpoint}" if checkpoint else "analysis")
 
 
 def _listed(text: str | None) -> list[str] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -22,13 +23,15 @@ from curvescope.cli.doctor import doctor
 from curvescope.cli.entry import INTERRUPTED
 from curvescope.cli.interrupts import Stopped
 from curvescope.cli.reproduce import reproduce
+from curvescope.cli.sweep import sweep, worker
+from curvescope.cli.table import table
 from curvescope.cli.train import train
 from curvescope.cli.view import view
 from curvescope.cli.words import words_of
 from curvescope.errors import CurvescopeError
 
 # The parser's own errors: click's class, or typer's copy of it in newer versions.
-_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 HELP = """The curvature of neural networks: exact where possible, with error bars
 where not.
@@ -58,6 +61,9 @@ app.command("analyse", hidden=True)(analyze)
 app.command(short_help="Bound a network's error on new examples.")(certify)
 app.command(short_help="Compute a figure or table of the papers.")(reproduce)
 app.command(short_help="Hold sharpness against generalization.")(compare)
+app.command(short_help="Many runs by many workers: a plan, emptied.")(sweep)
+app.command("worker", hidden=True)(worker)
+app.command(short_help="The results of a folder's runs as one table.")(table)
 app.command(short_help="Show the runs of a folder in a browser.")(view)
 app.add_typer(data, name="data", short_help="List, verify and fetch data sets.")
 
@@ -84,49 +90,63 @@ def _root(
         typer.echo(context.get_help())
 
 
+@dataclass(frozen=True)
+class Done:
+    """How a command ended: its exit code, the sentence about an error, and the error itself."""
+
+    code: int
+    sentence: str = ""
+    error: BaseException | None = None
+
+
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit code; errors go to standard error as one sentence."""
     # Read here, not from the parser: an error may well be about the other arguments.
-    debug = "--debug" in arguments
+    done = performed(arguments)
+    if done.error is not None and "--debug" in arguments and _shows_more(done.error):
+        raise done.error
+    if done.sentence:
+        _complain(done.sentence)
+    return done.code
+
+
+def _shows_more(error: BaseException) -> bool:
+    """Whether a traceback says something that the sentence does not."""
+    return not isinstance(error, Stopped | KeyboardInterrupt | typer.Abort | BrokenPipeError)
+
+
+def performed(arguments: list[str]) -> Done:
+    """Run one command and say how it ended."""
     command = typer.main.get_command(app)
     try:
         code = command.main(arguments, prog_name="curvescope", standalone_mode=False)
         if sys.stdout is not None:  # it is None if the shell has closed it
             sys.stdout.flush()  # while a full disk or a closed pipe can still be said
     except CurvescopeError as error:
-        if debug:
-            raise
-        return _complain(words_of(command, arguments).about(error), code=2)
-    except _UsageError as error:
-        if debug:
-            raise
-        return _complain(_sentence(error), code=2)
+        return Done(2, words_of(command, arguments).about(error), error)
+    except UsageError as error:
+        return Done(2, usage_sentence(error), error)
     except Stopped as stopped:
-        return _complain(f"interrupted; {stopped}", code=INTERRUPTED)
-    except (KeyboardInterrupt, typer.Abort):
-        code = INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has gone
+        return Done(INTERRUPTED, f"interrupted; {stopped}", stopped)
+    except (KeyboardInterrupt, typer.Abort) as error:
+        return Done(INTERRUPTED, "interrupted", error)
+    except BrokenPipeError as error:  # the reader of our output has gone
         _discard_output()
-        return 1
+        return Done(1, "", error)
     except OSError as error:
-        if debug:
-            raise
-        return _complain(_about_files(error), code=2)
+        return Done(2, _about_files(error), error)
     except Exception as error:
-        if debug:
-            raise
         if _about_memory(error):
             allocation = re.search(r"allocate (\d+) bytes", str(error))
             much = f" for {int(allocation[1]) / 1e9:,.1f} GB more" if allocation else ""
             remedy = "use a smaller network or fewer samples"
-            return _complain(f"there is not enough memory{much}; {remedy}", code=2)
+            return Done(2, f"there is not enough memory{much}; {remedy}", error)
         what = f"{type(error).__name__}: {error}"
-        return _complain(
-            f"unexpected {what} (a bug: --debug shows where; please report it)", code=1
-        )
+        said = f"unexpected {what} (a bug: --debug shows where; please report it)"
+        return Done(1, said, error)
     if code == INTERRUPTED:  # newer parsers return it for ctrl-C
-        return _complain("interrupted", code=code)
-    return code if isinstance(code, int) else 0
+        return Done(code, "interrupted")
+    return Done(code if isinstance(code, int) else 0)
 
 
 def _about_memory(error: Exception) -> bool:
@@ -136,7 +156,8 @@ def _about_memory(error: Exception) -> bool:
     return named or "can't allocate memory" in said or "not enough memory" in said
 
 
-def _sentence(error: Exception) -> str:
+def usage_sentence(error: Exception) -> str:
+    """What the parser says about an option."""
     formatted = getattr(error, "format_message", None)
     return str(formatted() if formatted is not None else error)
 
@@ -164,8 +185,7 @@ def _discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _complain(sentence: str, *, code: int) -> int:
+def _complain(sentence: str) -> None:
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print("[red]curvescope:[/red]", end=" ")
     console.print(sentence, markup=False)
-    return code

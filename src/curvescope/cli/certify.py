@@ -137,7 +137,7 @@ def certify(
         check_place(place)  # a missing run is reported first
     outputs = {"--out": place, "posterior": posterior_file(place), "parts": parts_folder(place)}
     check_apart(outputs, _inputs(*files))
-    settings = _settings(method, epochs, delta, draw_delta, slack, prior_split)
+    settings = settings_of(method, epochs, delta, draw_delta, slack, prior_split)
     with importable(Path.cwd()):
         subject, before = _subject(*files, root=root, seed=data_seed)
     check_place(place)
@@ -221,7 +221,7 @@ def show(certificate: Certificate, place: Path, console: Console) -> None:
 # Input ----------------------------------------------------------------------------------
 
 
-def _settings(
+def settings_of(
     method: str,
     epochs: int | None,
     delta: float,

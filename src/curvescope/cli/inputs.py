@@ -32,7 +32,9 @@ class Subject:
     name: str | None = None
 
 
-def of_run(run: Path, data: str | None, *, root: Path | None, seed: int | None) -> Subject:
+def of_run(
+    run: Path, data: str | None, *, root: Path | None, seed: int | None, checkpoint: str = "final"
+) -> Subject:
     """The network of a finished training, with the data of its training or with ``data``."""
     recipe = trained.finished_run(run).config.recipe
     splits = (
@@ -40,7 +42,7 @@ def of_run(run: Path, data: str | None, *, root: Path | None, seed: int | None) 
         if data is None
         else load_data(data, root=root, seed=seed)
     )
-    return Subject(trained.load_run(run), splits, recipe.loss)
+    return Subject(trained.load_run(run, checkpoint), splits, recipe.loss)
 
 
 def of_code(
@@ -62,10 +64,11 @@ def subject_of(
     *,
     root: Path | None,
     seed: int | None,
+    checkpoint: str = "final",
 ) -> Subject:
     """The model with its weights and data, from a run or from the user's code and files."""
     if run is not None:
-        return of_run(run, data, root=root, seed=seed)
+        return of_run(run, data, root=root, seed=seed, checkpoint=checkpoint)
     assert model is not None, "checked before"
     assert data is not None, "checked before"
     return of_code(model, data, weights, root=root, seed=seed)

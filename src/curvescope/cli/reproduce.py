@@ -86,7 +86,7 @@ def reproduce(
     if first in WORDS:
         _about(first, others, out, console, as_json=as_json)
         return
-    chosen = _find([first, *others])
+    chosen = find([first, *others])
     settings = _Settings(
         cast("Scale", scale), work or out / "work", root, device, seed, quiet or as_json
     )
@@ -118,7 +118,7 @@ def _about(word: str, names: Sequence[str], out: Path, console: Console, *, as_j
         rule = "show needs the name of a study" if word == "show" else f"{word} takes no name"
         remedy = "curvescope reproduce list shows all names"
         raise CurvescopeError("reproduce", rule, remedy=remedy)
-    chosen = _find(names) if names else catalog.studies()
+    chosen = find(names) if names else catalog.studies()
     if word in ("list", "show"):
         studies.show(chosen, out, console, detailed=word == "show", as_json=as_json)
     elif word == "table":
@@ -197,7 +197,7 @@ def _check_index(file: Path) -> None:
         raise CurvescopeError(f"--out {str(file.parent)!r}", rule, remedy="name another folder")
 
 
-def _find(names: Sequence[str]) -> tuple[Study, ...]:
+def find(names: Sequence[str]) -> tuple[Study, ...]:
     """The studies of these names, each once, in the order of the package, then those of users."""
     from curvescope.cli.studies import load_study
     from curvescope.studies.catalog import find, studies

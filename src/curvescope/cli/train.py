@@ -125,8 +125,8 @@ def train(
     curvescope train T-100 --data mnist-6k-2 --loss binary_logistic \\
         --out runs/binary
     """  # noqa: D301 (\b keeps the lines of the examples apart)
-    trace = _trace(trace_of, trace_weight)
-    epochs_saved = None if checkpoints is None else _epochs(checkpoints)
+    trace = trace_penalty(trace_of, trace_weight)
+    epochs_saved = None if checkpoints is None else epochs_in(checkpoints)
 
     from curvescope.cli.inputs import choose_device
     from curvescope.data.normalize import KINDS, Kind
@@ -184,7 +184,7 @@ def _default_init(network: str) -> str | None:
     return "xavier" if plain_vgg else None
 
 
-def _trace(of: str | None, weight: float | None) -> tuple[str, float] | None:
+def trace_penalty(of: str | None, weight: float | None) -> tuple[str, float] | None:
     """The matrix whose trace is penalized, and the weight; None without a penalty."""
     if of is not None:
         one_of("train", "trace_of", of, TRACES)
@@ -197,7 +197,8 @@ def _trace(of: str | None, weight: float | None) -> tuple[str, float] | None:
     return (of or TRACES[0], weight) if weight else None
 
 
-def _epochs(text: str) -> tuple[int, ...]:
+def epochs_in(text: str) -> tuple[int, ...]:
+    """The epochs of --checkpoints."""
     try:
         return tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:

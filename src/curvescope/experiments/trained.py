@@ -39,13 +39,30 @@ def finished_run(folder: Path) -> TrainingFolder:
     return run
 
 
-def load_run(folder: Path) -> nn.Module:
-    """The trained network.
+def load_run(folder: Path, checkpoint: str = "final") -> nn.Module:
+    """The trained network, or as it was after an epoch.
+
+    Args:
+        folder: The run.
+        checkpoint: ``"final"``, ``"initial"``, or an epoch after which the weights were kept.
 
     Raises:
-        CurvescopeError: If its final weights are damaged, or not those of this run.
+        CurvescopeError: If these weights were not kept, are damaged, or not those of this run.
     """
-    return load_network(TrainingFolder(folder).weights("final"))
+    run = TrainingFolder(folder)
+    return load_network(run.weights(checkpoint_name(run, checkpoint)))
+
+
+def checkpoint_name(run: TrainingFolder, checkpoint: str) -> str:
+    """What the weights after an epoch are called in the folder of a run."""
+    names = {"initial": "initial", "0": "initial", "final": "final"}
+    kept = run.config.recipe.checkpoints
+    names |= {str(run.config.recipe.epochs): "final", **{str(e): f"epoch-{e:05d}" for e in kept}}
+    if checkpoint not in names:
+        rule = "`checkpoint` must be one whose weights were kept"
+        remedy = f"there are {', '.join(dict.fromkeys(names))}"
+        raise CurvescopeError(repr(str(run.path)), rule, given=repr(checkpoint), remedy=remedy)
+    return names[checkpoint]
 
 
 def load_run_data(folder: Path, *, root: Path | None = None, seed: int | None = None) -> Splits:

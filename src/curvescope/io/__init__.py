@@ -23,7 +23,7 @@ from curvescope.io.files import (
     remove_parts,
 )
 from curvescope.io.folder import claimed, held, refuse_difference, refuse_others
-from curvescope.io.lock import busy, locked
+from curvescope.io.lock import Busy, busy, locked
 from curvescope.io.stored import (
     append_line,
     header,
@@ -47,6 +47,7 @@ from curvescope.io.tensors import (
 from curvescope.io.text import (
     json_text,
     parse_json,
+    parse_toml,
     read_json,
     read_json_lines,
     write_json,
@@ -54,6 +55,7 @@ from curvescope.io.text import (
 
 __all__ = [
     "NOTES",
+    "Busy",
     "Checkpoint",
     "PathLike",
     "Saved",
@@ -80,6 +82,7 @@ __all__ = [
     "notes_of",
     "pack",
     "parse_json",
+    "parse_toml",
     "part_files",
     "read_arrays",
     "read_bytes",

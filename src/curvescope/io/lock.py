@@ -2,6 +2,12 @@
 
 The lock is the operating system's own, on a file that is there while it is held: it ends with the
 process that holds it, also after a kill, so that there is never a stale one to remove by hand.
+
+On a shared disk it holds between the processes of one machine; whether it holds between machines is
+the disk's affair: NFS does it unless it is mounted with ``nolock`` or ``local_lock``, and gives a
+dead machine's lock back when the server has missed it, Lustre only where it is mounted with
+``flock``. Sweeps, whose workers are meant for several machines, do not rely on it
+(:mod:`curvescope.sweeps.claims`).
 """
 
 from __future__ import annotations
@@ -16,18 +22,26 @@ from pathlib import Path
 from curvescope.errors import CurvescopeError
 
 LOCK = ".lock"
+
+
+class Busy(CurvescopeError):
+    """Another process works in the folder; it may be free later."""
+
+
 _TRIES, _PAUSE = 3, 0.05
 """Someone who only looks (:func:`busy`) holds a lock for an instant."""
 
 if sys.platform == "win32":
     import msvcrt
 
-    def _take(handle: int) -> None:
+    def take(handle: int) -> None:
+        """Lock an open file; ``OSError`` where another process has it."""
         msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
 else:
     import fcntl
 
-    def _take(handle: int) -> None:
+    def take(handle: int) -> None:
+        """Lock an open file; ``OSError`` where another process has it."""
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
@@ -43,7 +57,7 @@ def locked(folder: Path) -> Iterator[None]:
     >>> with locked(folder), locked(folder):
     ...     pass
     Traceback (most recent call last):
-    curvescope.errors.CurvescopeError: ...: another process is working here; wait for its end, ...
+    curvescope.io.lock.Busy: ...: another process is working here; wait for its end, ...
     >>> list(folder.iterdir())
     []
     """
@@ -56,7 +70,7 @@ def locked(folder: Path) -> Iterator[None]:
     if handle is None:
         rule = "another process is working here"
         remedy = "wait for its end, or name another folder"
-        raise CurvescopeError(repr(str(folder)), rule, remedy=remedy)
+        raise Busy(repr(str(folder)), rule, remedy=remedy)
     try:
         yield
     finally:
@@ -74,7 +88,7 @@ def _taken(file: Path) -> int | None:
             time.sleep(_PAUSE)
         handle = os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, "O_NONBLOCK", 0), 0o644)
         with suppress(OSError):
-            _take(handle)
+            take(handle)
             # The process that held it may have removed the file meanwhile: then it locks nothing.
             if os.path.samestat(os.fstat(handle), os.stat(file)):
                 return handle
@@ -98,7 +112,7 @@ def busy(folder: Path) -> bool:
     except OSError:
         return False  # no lock, or not ours to look at
     try:
-        _take(handle)
+        take(handle)
     except OSError:
         return True
     finally:

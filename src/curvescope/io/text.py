@@ -1,4 +1,4 @@
-"""JSON, read strictly: one meaning for every text, and a limit to what a text may ask for.
+"""JSON and TOML, read strictly: one meaning for every text, and a limit to what a text may ask for.
 
 Numbers that are not finite are written as ``NaN`` and ``Infinity``, which Python reads back.
 """
@@ -10,11 +10,17 @@ import json
 import math
 import os
 import re
+import sys
 from collections.abc import Iterable
 from typing import Any
 
 from curvescope.errors import CurvescopeError
 from curvescope.io.files import LARGEST, PathLike, atomic, read_bytes
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # the same parser under the name that it had before it entered the standard library
+    import tomli as tomllib
 
 _DEEPEST = 64
 _DIGITS = 40
@@ -158,6 +164,18 @@ def _check_depth(value: Any) -> None:
             return
         level = [inner for outer in level for inner in _inside(outer) if isinstance(inner, _NESTED)]
     raise ValueError(_too_deep())
+
+
+def parse_toml(text: str, where: str) -> dict[str, Any]:
+    """The table of a TOML text; ``where`` is what an error calls it.
+
+    >>> parse_toml("a = [1, 2]", "here")
+    {'a': [1, 2]}
+    """
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise CurvescopeError(where, f"is not TOML: {error}") from None
 
 
 def _inside(value: dict[str, Any] | list[Any]) -> Iterable[Any]:

@@ -87,7 +87,7 @@ def network(
     >>> [name for name, _ in network("LeNet5", (3, 32, 32), 10).named_children()][:3]
     ['conv1', 'relu-conv1', 'maxpool1']
     """
-    family, match = _parse(name)
+    family, match = parse(name)
     scheme = init or family.init
     _checks.one_of(f"network({name!r})", "init", scheme, SCHEMES)
     shape = (inputs,) if isinstance(inputs, int) else tuple(inputs)
@@ -102,7 +102,8 @@ def network(
     return model
 
 
-def _parse(name: str) -> tuple[_Family, re.Match[str]]:
+def parse(name: str) -> tuple[_Family, re.Match[str]]:
+    """What a name stands for; refused where it is none."""
     if not isinstance(name, str):
         rule = "needs a text such as 'F-200^2'"
         raise CurvescopeError("network(name)", rule, given=type(name).__name__)

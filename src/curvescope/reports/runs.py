@@ -1,26 +1,41 @@
-"""The runs below a folder: analyses and trainings, each by its path relative to that folder."""
+"""The runs below a folder, each by its path relative to that folder.
+
+Analyses, trainings, certificates, outcomes of studies, and what a sweep has not begun yet.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 
 from curvescope import io
 from curvescope._numbers import percent, short
+from curvescope.certificates import Certificate
 from curvescope.errors import CurvescopeError
 from curvescope.experiments.best_values import best_values
 from curvescope.experiments.configuration import Analysis
 from curvescope.experiments.quantities import LARGEST, TRACE
 from curvescope.experiments.stages.overview import Overview
 from curvescope.experiments.store import RunDirectory
+from curvescope.studies.outcome import FILE as OUTCOME
+from curvescope.studies.outcome import load_file
+from curvescope.sweeps.queue import FOLDER, is_sweep, tasks_in
 from curvescope.training.folder import TrainingFolder
 from curvescope.training.records import Training
 
 _DEEPEST = 6
+_FILES = {"certificate.json": "certificate", OUTCOME: "study"}
+KINDS = {
+    "train": "training",
+    "analyze": "analysis",
+    "certify": "certificate",
+    "study": "study",
+}
+"""The kinds of runs in a sweep's plan, and what they are listed as."""
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE)
 
 
@@ -30,13 +45,19 @@ class ListedRun:
 
     id: str  # the path below the folder, with slashes
     path: Path
-    kind: str  # "analysis" or "training"
+    kind: str  # "analysis", "training", "certificate" or "study"
     name: str
     data: str
     seed: str
     state: str
     numbers: Mapping[str, str]
     whole: bool = True  # whether it can be read: a damaged run is listed, but has no page
+    begun: bool = True  # False for a run of a sweep that has no folder yet
+
+    @property
+    def page(self) -> bool:
+        """Whether the viewer has a page for it."""
+        return self.whole and self.begun and self.kind in ("analysis", "training")
 
     @property
     def words(self) -> str:
@@ -65,7 +86,7 @@ def find_runs(root: Path) -> list[ListedRun]:
     except OSError as error:
         rule = f"is not a folder that can be read ({error.strerror})"
         raise CurvescopeError(f"view {str(root)!r}", rule) from None
-    runs = []
+    runs, sweeps = [], []
     for folder, below, files in os.walk(root, onerror=_exhausted, followlinks=False):
         place = Path(folder)
         depth = len(place.relative_to(root).parts)
@@ -81,6 +102,13 @@ def find_runs(root: Path) -> list[ListedRun]:
             run = _describe(root, place) if contained(root, place) else _leading_out(root, place)
             if run is not None:
                 runs.append(run)
+        runs += [_other(root, place, name, kind) for name, kind in _FILES.items() if name in files]
+        if FOLDER in below and is_sweep(place):
+            below.remove(FOLDER)
+            sweeps.append(place)
+    begun = {run.path for run in runs}
+    for place in sweeps:
+        runs += _not_begun(root, place, begun)
     return sorted(runs, key=lambda run: run.id)
 
 
@@ -103,6 +131,49 @@ def contained(root: Path, folder: Path) -> bool:
 def _resolved(place: Path) -> Path:
     """Where a link leads; one that leads back to itself stays where it is."""
     return Path(os.path.realpath(place))
+
+
+def _other(root: Path, place: Path, file: str, kind: str) -> ListedRun:
+    """The row of a certificate or of a study's outcome."""
+    beside = (place / "config.json").exists()
+    name = (place / file if beside else place).relative_to(root).as_posix()
+    whole = contained(root, place)
+    run = ListedRun(name, place, kind, "–", "–", "–", "finished", {}, whole=whole)
+    if not whole:
+        return replace(run, state="not shown: a link in it leads out of the folder of the runs")
+    try:
+        if kind == "study":
+            outcome = load_file(place / file)
+            return replace(run, name=outcome.study, data=outcome.scale, seed=str(outcome.seed))
+        certificate = Certificate.load(place / file)
+        numbers = {"bound": short(certificate.bound)}
+        return replace(run, data=certificate.source.data, numbers=numbers)
+    except Exception as error:
+        return _damaged(name, place, kind, error)
+
+
+def _not_begun(root: Path, place: Path, there: Collection[Path]) -> list[ListedRun]:
+    """The rows of a sweep's runs that have no run directory, with what became of them."""
+    rows = []
+    try:
+        tasks = tasks_in(place)
+    except CurvescopeError as error:
+        name = place.relative_to(root).as_posix()
+        return [_damaged(name, place, "sweep", error)]
+    for name, (task, state, result) in tasks.items():
+        if place / name in there:
+            continue
+        problem = f": {result.problem}" if result is not None and result.problem else ""
+        given = {key: str(task.settings.get(key, "–")) for key in ("network", "data", "seed")}
+        folder = place / name
+        rows.append(
+            ListedRun(
+                folder.relative_to(root).as_posix(), folder, KINDS.get(task.kind, task.kind),
+                given["network"], given["data"], given["seed"], f"{state}{problem}", {},
+                whole=state not in ("failed", "blocked"), begun=False,
+            )
+        )  # fmt: skip
+    return rows
 
 
 def _leading_out(root: Path, place: Path) -> ListedRun | None:
@@ -221,3 +292,22 @@ def _fit(split: str, loss: float, error: float | None) -> dict[str, str]:
     if error is not None and isfinite(error):  # a loss without right answers has none
         numbers[f"{split} error"] = percent(error)
     return numbers
+
+
+def how_far(place: Path) -> str:
+    """How far a run has come, in words; nothing where that cannot be said.
+
+    >>> how_far(Path("there is none"))
+    ''
+    """
+    try:
+        kind = kind_of(place) if (place / "config.json").exists() else ""
+        if kind == "analysis":
+            run = RunDirectory(place)
+            return f"{len(run.stages)} of {len(run.expected)} stages"
+        if kind == "training":
+            lines = (place / "metrics.jsonl").read_bytes().count(b"\n")
+            return f"epoch {lines} of {TrainingFolder(place).config.recipe.epochs}"
+    except (OSError, CurvescopeError):  # it is being written
+        pass
+    return ""

@@ -229,13 +229,13 @@ class _Handler(BaseHTTPRequestHandler):
         """The page of an analysis or of a training."""
         runs = self._runs()
         run = runs.get(name)
-        if run is None or not run.whole:
+        if run is None or not run.page:
             raise Refused(HTTPStatus.NOT_FOUND)
         home = "../" * (name.count("/") + 1)
         if run.kind == "analysis":
             return _page(render(RunDirectory(run.path), home=home))
         inside = runs.get(f"{name}/analysis")
-        analysis = f"{quote(name.rpartition('/')[2])}/analysis" if inside and inside.whole else ""
+        analysis = f"{quote(name.rpartition('/')[2])}/analysis" if inside and inside.page else ""
         return _page(render_training(run.path, home=home, analysis=analysis))
 
     def _index(self) -> tuple[bytes, str]:
@@ -256,7 +256,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _compare(self, names: list[str]) -> tuple[bytes, str]:
         runs = self._runs()
         chosen = list(dict.fromkeys(_plain(name) for name in names))
-        there = all(name in runs and runs[name].whole for name in chosen)
+        there = all(name in runs and runs[name].page for name in chosen)
         if len(chosen) < 2 or len(chosen) > 12 or not there:
             raise Refused(HTTPStatus.NOT_FOUND)
         page = fill(

@@ -13,9 +13,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from curvescope import io
 from curvescope.errors import CurvescopeError
 from curvescope.studies.papers import Paper
-from curvescope.studies.study import Study, parse_toml
+from curvescope.studies.study import Study
 
 _HERE = Path(__file__).parent
 _OTHERS = ("paper", "networks")
@@ -55,7 +56,7 @@ def _study(folder: Path, file: Path) -> Study:
 def shared_networks(folder: Path) -> Mapping[str, Mapping[str, Any]]:
     """The networks that all studies of a paper may use."""
     file = folder / "networks.toml"
-    return parse_toml(file.read_text(encoding="utf-8"), file.name) if file.exists() else {}
+    return io.parse_toml(file.read_text(encoding="utf-8"), file.name) if file.exists() else {}
 
 
 def find(name: str, among: Iterable[Study] | None = None) -> tuple[Study, ...]:

@@ -22,7 +22,7 @@ from curvescope.errors import CurvescopeError
 from curvescope.experiments.environment import environment
 from curvescope.figures.model import Picture
 from curvescope.studies.run import Result, Run, Value
-from curvescope.studies.study import Criterion, Scale, Setting, Study, parse_toml
+from curvescope.studies.study import Criterion, Scale, Setting, Study
 
 FILE = "outcome.json"
 PICTURES = "pictures.json"
@@ -167,11 +167,20 @@ def load(folder: Path, name: str) -> Outcome | None:
     file = folder / name / FILE
     if not file.exists():
         return None
-    outcome = io.load(file, Outcome, remedy="--again computes it anew")
+    outcome = load_file(file)
     if outcome.study != name:
         rule = f"is the outcome of {outcome.study}"
         raise CurvescopeError(repr(str(file)), rule, remedy="--again computes this one anew")
     return outcome
+
+
+def load_file(file: Path) -> Outcome:
+    """An outcome in a file, of whatever study.
+
+    Raises:
+        CurvescopeError: If the file is damaged or of another version.
+    """
+    return io.load(file, Outcome, remedy="--again computes it anew")
 
 
 def load_pictures(folder: Path, name: str) -> tuple[Picture, ...] | None:
@@ -185,7 +194,7 @@ def explanations(folder: Path, name: str) -> Mapping[str, str]:
     file = folder / name / EXPLAINED
     if not file.exists():
         return {}
-    table = parse_toml(file.read_text(encoding="utf-8"), repr(str(file)))
+    table = io.parse_toml(file.read_text(encoding="utf-8"), repr(str(file)))
     for value, cause in table.items():
         if not isinstance(cause, str):
             raise CurvescopeError(repr(str(file)), "gives each number a sentence", given=value)

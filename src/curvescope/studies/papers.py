@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from curvescope import io
 from curvescope.errors import CurvescopeError
 from curvescope.studies.outcome import Outcome
-from curvescope.studies.study import Study, parse_toml
+from curvescope.studies.study import Study
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Paper:
         Raises:
             CurvescopeError: If something is missing.
         """
-        table = parse_toml(file.read_text(encoding="utf-8"), f"{file.parent.name}/{file.name}")
+        table = io.parse_toml(file.read_text(encoding="utf-8"), f"{file.parent.name}/{file.name}")
         return tuple(cls._of(key, entry) for key, entry in table.items())
 
     @classmethod

@@ -8,22 +8,17 @@ applied to the numbers whenever they are read, so that an outcome never holds a 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from curvescope import io
 from curvescope._checks import one_of
 from curvescope.errors import CurvescopeError
 
 if TYPE_CHECKING:
     from curvescope.studies.run import Result, Run
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:  # the same parser under the name that it had before it entered the standard library
-    import tomli as tomllib
 
 Scale = Literal["smoke", "small", "paper"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
@@ -159,7 +154,7 @@ class Study:
             CurvescopeError: If the text is not TOML or says something that a study does not have.
         """
         where = where or name or "Study.parse"
-        return _Reader(where, parse_toml(text, where)).study(name, run, derive, networks or {})
+        return _Reader(where, io.parse_toml(text, where)).study(name, run, derive, networks or {})
 
 
 @dataclass
@@ -306,15 +301,3 @@ def _cell(cell: float | list[float], slack: float) -> dict[str, float]:
         return {"paper": cell}
     paper, low, high = cell
     return {"paper": paper, "low": round(low - slack, 10), "high": round(high + slack, 10)}
-
-
-def parse_toml(text: str, where: str) -> dict[str, Any]:
-    """The table of a TOML text; ``where`` is what an error calls it.
-
-    >>> parse_toml("a = [1, 2]", "here")
-    {'a': [1, 2]}
-    """
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise CurvescopeError(where, f"is not TOML: {error}") from None
