@@ -27,6 +27,8 @@ ROAD = (
     "data",
     "training",
     "experiments",
+    "reports",
+    "cli",
     "errors",
 )
 """The folders in the order in which the page shows them."""

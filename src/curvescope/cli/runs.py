@@ -6,6 +6,7 @@ A run is a command line: what a plan sets are its options, and it is checked by 
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -31,6 +32,8 @@ _OURS = ("out", "resume", "again", "redraw", "verify", "dry_run", "as_json", "qu
 _RENAMED = {"study": {"names": "study"}}
 _RUNS = {"analyze": ("run",), "certify": ("run",)}
 _KEPT = {"train": ["--resume"]}
+_TOGETHER = 10.0
+"""Seconds after ctrl-C in which another one is the same."""
 
 
 @cache
@@ -42,11 +45,13 @@ def commands() -> dict[str, Command]:
     }
 
 
+@cache
 def _command(kind: str) -> Any:
     group: Any = typer.main.get_command(app)
     return group.commands[COMMANDS[kind]]
 
 
+@cache
 def _parameters(kind: str) -> dict[str, Any]:
     """What can be set: the parameters of the command by their names in a plan."""
     renamed = _RENAMED.get(kind, {})
@@ -230,10 +235,18 @@ def _remark(task: Task, out: Path) -> Ended:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Ctrl-C and SIGTERM raise KeyboardInterrupt in the block."""
+    """Ctrl-C and SIGTERM raise KeyboardInterrupt in the block, once for several that come together.
+
+    A worker is told to end by a signal and by a file; the second must not disturb it while it keeps
+    its state.
+    """
+    last = -_TOGETHER
 
     def stop(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
+        nonlocal last
+        if time.monotonic() - last > _TOGETHER:
+            last = time.monotonic()
+            raise KeyboardInterrupt
 
     numbers = [signal.SIGINT, signal.SIGTERM]
     before = {number: signal.signal(number, stop) for number in numbers}

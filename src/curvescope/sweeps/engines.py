@@ -87,7 +87,7 @@ def run_worker(command: Sequence[str], folder: str, threads: int, log: str) -> i
         Its exit code.
 
     Raises:
-        RuntimeError: If it was killed or failed, so that the engine starts another one.
+        RuntimeError: If it was killed or failed.
     """
     with _started(command, Path(folder), _environment(threads), Path(log)) as process:
         try:
@@ -190,12 +190,7 @@ class Ray:
             usual = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
             ray.init(**{**usual, **self._options})
             self._ours = True
-        remote = ray.remote(
-            num_cpus=self._threads,
-            num_gpus=self._gpus,
-            max_retries=3,
-            retry_exceptions=[RuntimeError],
-        )(run_worker)
+        remote = ray.remote(num_cpus=self._threads, num_gpus=self._gpus, max_retries=3)(run_worker)
         for command in commands:
             log = str(logs / f"ray-{os.getpid()}-{len(self._futures)}.txt")
             task = remote.remote(list(command), os.getcwd(), self._threads, log)
