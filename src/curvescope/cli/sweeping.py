@@ -13,7 +13,6 @@ from typing import Any
 
 from curvescope import io, sweeps
 from curvescope._checks import one_of
-from curvescope.cli.runs import COMMANDS, arguments, commands
 from curvescope.errors import CurvescopeError
 from curvescope.sweeps import Queue, State, States, Task
 
@@ -84,6 +83,8 @@ class Prepared:
 
 def prepare(plan: Plan, folder: io.PathLike | None = None) -> Prepared:
     """Read and check a plan."""
+    from curvescope.cli.runs import commands
+
     if isinstance(plan, Mapping):
         if folder is None:
             rule = "needs `folder`, which a plan without a file has no name for"
@@ -136,6 +137,7 @@ def estimates(made: Prepared, states: States) -> dict[str, float]:
 def _forecast(task: Task, made: Prepared, states: States) -> float | None:
     """What the command itself says about a run, where it can before others have finished."""
     from curvescope.cli.app import performed
+    from curvescope.cli.runs import COMMANDS, arguments
 
     ready = all(states[name][0] == "finished" for name in task.needs)
     if task.kind not in ("analyze", "certify") or not ready:
