@@ -1,6 +1,8 @@
 """What every test relies on: reproducible numbers and a GPU mark that skips by itself."""
 
+import gc
 import signal
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -18,6 +20,14 @@ def _seeded() -> None:
 @pytest.fixture
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collecting makes objects that stay: looking for garbage among them is lost time."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
