@@ -81,6 +81,18 @@ def columns(where: str, x: Tensor, rows: int, dtype: torch.dtype, device: torch.
     if x.ndim not in (1, 2) or x.shape[0] != rows:
         rule = f"needs a vector [{rows}] or a block [{rows}, k]"
         raise CurvescopeError(where, rule, given=list(x.shape))
+    return _of_operator(where, x, dtype, device)
+
+
+def rows(where: str, x: Tensor, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return ``x`` if it is a block of rows ``[k, count]`` that fits an operator."""
+    if x.ndim != 2 or x.shape[1] != count:
+        rule = f"needs a block of rows [k, {count}]"
+        raise CurvescopeError(where, rule, given=list(x.shape))
+    return _of_operator(where, x, dtype, device)
+
+
+def _of_operator(where: str, x: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
     if x.dtype != dtype:
         remedy = f"convert with x.to({dtype})"
         raise CurvescopeError(where, f"needs {dtype}", given=x.dtype, remedy=remedy)

@@ -25,8 +25,6 @@ from curvescope.operators.base import LinearOperator
 from curvescope.spectra import EigenPairs, ExactSpectrum, eigenpairs, spectral_measure
 from curvescope.spectra.control import Status
 from curvescope.spectra.estimate import Estimate, Samples
-from curvescope.spectra.probes import draw
-from curvescope.spectra.rows import multiply
 
 OUTLIERS = 10
 """Eigenpairs that are taken out before the sums are estimated."""
@@ -147,7 +145,7 @@ def estimated_measures(
     # Tolerances are relative to the largest eigenvalue, of which the least is a small part.
     finer = tol if A.psd else min(tol, max(tol / 10, 1e-5))
     bottom = eigenpairs(A, 1, which="smallest", tol=finer, overlook=1.0, generator=generator)
-    ends = torch.linalg.qr(torch.cat([top.vectors, bottom.vectors], 1)).Q
+    ends = A.domain.qr(torch.cat([top.local, bottom.local], 1).T)[0]
     trace, squares = _sums(A, ends, probes, generator)
     absolute = trace
     if not A.psd:
@@ -168,12 +166,14 @@ def _end(pairs: EigenPairs) -> Estimate[float]:
 def _sums(
     A: LinearOperator, Q: Tensor, probes: int, generator: torch.Generator
 ) -> tuple[Estimate[float], Estimate[float]]:
-    """``tr A`` and ``tr A²`` from one block of products, see the module."""
-    rows = draw(A, probes, generator=generator)
-    rows = torch.cat([Q.T, rows - (rows @ Q) @ Q.T])
-    images, count = multiply(A.for_many(), rows).double(), Q.shape[1]
+    """``tr A`` and ``tr A²`` from one block of products, see the module; ``Q`` has rows."""
+    space = A.domain
+    rows = space.random(probes, generator=generator)
+    rows = torch.cat([Q, rows - space.total(rows @ Q.T) @ Q])
+    images, count = A.for_many().on_rows(rows).double(), len(Q)
     sums = []
-    for values in ((rows.double() * images).sum(1), images.square().sum(1)):
+    for shares in ((rows.double() * images).sum(1), images.square().sum(1)):
+        values = space.total(shares)
         samples = Samples((), A.device)
         samples.add(values[count:])
         rest = samples.estimate(len(rows), Status.DONE)

@@ -30,7 +30,6 @@ from curvescope.operators.hessian import Hessian
 from curvescope.problem import Problem
 from curvescope.spectra.control import Status
 from curvescope.spectra.estimate import Estimate, Samples
-from curvescope.spectra.probes import draw
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,7 @@ def subsampling_study(
     total = target.shape[0]
     kind = Hessian if matrix == "hessian" else GaussNewton
     A = kind(problem)
-    vectors = None if probes >= A.shape[0] else draw(A, probes, generator=generator)
+    vectors = None if probes >= A.shape[0] else A.domain.random(probes, generator=generator)
     whole = [_mean_of(m) for m in _moments(A, vectors)]
     subsamples = []
     for size in sizes:
@@ -149,8 +148,8 @@ def _moments(A: LinearOperator, vectors: Tensor | None) -> tuple[Tensor, Tensor]
     if vectors is None:
         matrix, n = A.dense().double(), A.shape[0]
         return matrix.trace().expand(n), matrix.square().sum().expand(n)
-    images = (A @ vectors.T).T
-    return (vectors.double() * images).sum(1), images.double().square().sum(1)
+    images, total = A.on_rows(vectors), A.domain.total
+    return total((vectors.double() * images).sum(1)), total(images.double().square().sum(1))
 
 
 def _mean_of(values: Tensor) -> Estimate[float]:

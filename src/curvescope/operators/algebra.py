@@ -104,6 +104,12 @@ class Sum(LinearOperator):
             total.add_(A._matmat(X), alpha=c)
         return total
 
+    def _on_rows(self, rows: Tensor) -> Tensor:
+        total = self.terms[0][0] * self._part_on_rows(self.terms[0][1], rows)
+        for c, A in self.terms[1:]:
+            total.add_(self._part_on_rows(A, rows), alpha=c)
+        return total
+
     def _rmatmat(self, Y: Tensor) -> Tensor:
         return torch.stack([c * A._rmatmat(Y) for c, A in self.terms]).sum(0)
 

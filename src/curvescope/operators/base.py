@@ -2,7 +2,8 @@
 
 One vector format everywhere: flat columns, ``x: [n]`` or ``X: [n, k]``. An operator knows its
 ``shape``, ``dtype``, ``device`` and two declared facts, ``symmetric`` and ``psd``. Algorithms are
-not methods of it: they are functions in :mod:`curvescope.spectra`.
+not methods of it: they are functions in :mod:`curvescope.spectra`. They multiply rows that may be
+spread over ranks, ``A.on_rows(X)``, and ask the ``domain`` of the operator how they lie.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from curvescope._state import without_gradients
 from curvescope.engine.plan import Plan
 from curvescope.errors import CurvescopeError
 from curvescope.identity import digest
+from curvescope.vectors import Space
 
 if TYPE_CHECKING:
     import scipy.sparse.linalg
@@ -239,6 +241,67 @@ class LinearOperator(ABC):
 
     def _quadratic(self, X: Tensor) -> Tensor:
         return (X.double() * self._matmat(X)).sum(0)
+
+    # Products with vectors that are spread over ranks -------------------------------------------
+
+    @property
+    def domain(self) -> Space:
+        """How the vectors that it multiplies lie over ranks: all of them here, or spread by rows.
+
+        An operator is spread if one of its parts is, as curvature matrices of a problem whose data
+        is. See :class:`curvescope.vectors.Space`.
+        """
+        if self._domain is None:
+            self._domain = self._layout()
+        return self._domain
+
+    _domain: Space | None = None
+
+    def _layout(self) -> Space:
+        """The :attr:`domain`: that of a part of this shape, or an equal share for each rank."""
+        n, spread = self.shape[1], [A.domain for A in self._parts() if not A.domain.alone]
+        for space in spread:
+            if space.size == n:
+                return space
+        group = spread[0].group if spread else None
+        return Space(n, dtype=self.dtype, device=self.device, group=group)
+
+    def on_rows(self, rows: Tensor) -> Tensor:
+        """The product of a square operator with each of some rows, ``[k, count] -> [k, count]``.
+
+        Of every vector this rank holds the numbers that ``domain`` says; in one process it is
+        ``(A @ rows.T).T``. All ranks call it together.
+
+        >>> from curvescope.operators.simple import Diagonal
+        >>> Diagonal(torch.tensor([1.0, 2.0])).on_rows(torch.tensor([[1.0, 1.0], [0.0, 3.0]]))
+        tensor([[1., 2.],
+                [0., 6.]])
+        """
+        rows = _checks.rows(f"{self}.on_rows(X)", rows, self.domain.count, self.dtype, self.device)
+        with without_gradients():
+            return self._on_rows(rows.detach())
+
+    def forms_on_rows(self, rows: Tensor) -> Tensor:
+        """``x_jᵀ A x_j`` for each of some rows ``[k, count]``, in float64: :meth:`quadratic`."""
+        where, space = f"{self}.forms_on_rows(X)", self.domain
+        rows = _checks.rows(where, rows, space.count, self.dtype, self.device)
+        with without_gradients():
+            return self._quadratic(space.gather(rows.detach()).T)
+
+    def _on_rows(self, rows: Tensor) -> Tensor:
+        """By a whole product on every rank; spread operators have a cheaper way."""
+        return self._through_whole(self, rows)
+
+    def _part_on_rows(self, A: LinearOperator, rows: Tensor) -> Tensor:
+        """The product of a part with rows of this operator's domain."""
+        return A._on_rows(rows) if A.domain.like(self.domain) else self._through_whole(A, rows)
+
+    def _through_whole(self, A: LinearOperator, rows: Tensor) -> Tensor:
+        space = self.domain
+        whole = space.gather(rows)
+        if len(rows) == 1:  # a vector, as A @ x has it: the layout decides how products are summed
+            return space.local(A._matmat(whole[0][:, None])[:, 0][None])
+        return space.local(A._matmat(whole.T).T)
 
     def same_diagonal(self) -> LinearOperator:
         """An operator with the same diagonal, hence trace, that may be cheaper to multiply with."""

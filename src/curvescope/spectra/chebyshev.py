@@ -19,13 +19,12 @@ from torch import Tensor
 
 from curvescope import _checks
 from curvescope.operators.base import LinearOperator
-from curvescope.spectra import probes as probing
 from curvescope.spectra.control import Status, require_finite, require_symmetric
+from curvescope.spectra.course import below, nested
 from curvescope.spectra.density import Curve
 from curvescope.spectra.estimate import Samples
 from curvescope.spectra.measure import Quadrature
-from curvescope.spectra.resumable import End, Estimator, State, below, nested, run
-from curvescope.spectra.rows import dots, multiply
+from curvescope.spectra.resumable import End, Estimator, State, run
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -113,6 +112,7 @@ class Chebyshev(Estimator[ChebyshevMoments]):
     """The range of the spectrum, then the recurrence of the polynomials."""
 
     task = "kpm"
+    vectors = ("basis", "now", "before")
 
     def __init__(
         self,
@@ -167,13 +167,13 @@ class Chebyshev(Estimator[ChebyshevMoments]):
         if not self._range.finished:
             self._range.step()
         if self._range.finished:
-            A, generator = self._operator, self._generator
-            now = probing.draw(A, self._probes, generator=generator) / A.shape[0] ** 0.5
+            space, generator = self._operator.domain, self._generator
+            now = space.random(self._probes, generator=generator) / space.size**0.5
             low, high = self._range.result(End(0, complete=True)).support
             self._polynomials = {
                 "before": torch.zeros_like(now),
                 "now": now,
-                "moments": dots(now, now)[None],
+                "moments": space.dots(now, now)[None],
                 "range": torch.tensor([low, high], dtype=torch.float64),
             }
 
@@ -186,7 +186,8 @@ class Chebyshev(Estimator[ChebyshevMoments]):
     def _next(self, *, before: Tensor, now: Tensor, moments: Tensor, range: Tensor) -> State:
         """From ``T_{j−1} v``, ``T_j v`` and ``2j + 1`` moments to the next."""
         center, half = self._scale(range)
-        image = (multiply(self._operator, now) - center * now) / half
+        image = (self._operator.on_rows(now) - center * now) / half
+        dots = self._operator.domain.dots
         first_time = len(moments) == 1
         following = image if first_time else 2 * image - before
         first = dots(now, following)

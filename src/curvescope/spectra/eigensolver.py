@@ -18,12 +18,14 @@ from torch import Tensor
 
 from curvescope import _checks
 from curvescope.errors import CurvescopeError
+from curvescope.identity import digest
 from curvescope.operators.base import LinearOperator
 from curvescope.spectra.control import Status, require_symmetric
 from curvescope.spectra.criterion import Criterion
 from curvescope.spectra.krylov import Krylov
 from curvescope.spectra.resumable import End, Estimator, run, state_of
 from curvescope.spectra.search import Search
+from curvescope.vectors import Space, spread, whole_columns
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from curvescope.spectra.control import Control
 
 _MEMORY = 4 << 30
-"""The most bytes of the default basis."""
+"""The most bytes of the default basis, over all ranks: their number changes no result."""
 
 
 @dataclass(frozen=True)
@@ -43,16 +45,35 @@ class EigenPairs:
     ``missed`` bounds the probability that a value is worse than the true one of its place by more
     than its tolerance, because a better eigenvalue was overlooked (1: no bound).
     ``products`` counts the columns multiplied.
+
+    ``local`` is what this rank holds of the vectors, the numbers in ``domain.parts`` of each: a
+    ``p``-th at ``p`` ranks, everything in one process, where ``domain`` is None.
     """
 
     values: Tensor  # [k]
-    vectors: Tensor  # [n, k]
+    local: Tensor  # [n, k], of a rank [domain.count, k]
     residuals: Tensor  # [k]
     tolerance: Tensor  # [k]
     converged: bool
     missed: float
     products: int
     status: Status
+    domain: Space | None = None
+
+    @property
+    def identity(self) -> str:
+        """A digest of the pairs; of vectors that are spread, that of their values and residuals."""
+        here = () if self.domain else (self.local,)
+        return digest("eigenpairs", self.values, self.residuals, self.products, *here)
+
+    @property
+    def vectors(self) -> Tensor:
+        """The whole eigenvectors ``[n, k]``.
+
+        In one process they are ``local``. Else they are gathered on every rank, each time that they
+        are asked for: all ranks have to ask, are sent and hold ``k n`` numbers.
+        """
+        return whole_columns(self.local, self.domain)
 
 
 def eigenpairs(
@@ -84,7 +105,8 @@ def eigenpairs(
     ``benchmarks/calibration.py`` compares ``missed`` with observed frequencies.
 
     Cost: ``products`` of the result, ``O(n · basis)`` numbers of memory (``basis`` vectors, default
-    ``max(3k + 64, k + 128)`` or what fits in 4 GiB, at least ``k + 2·block + 8``). ``block``
+    ``max(3k + 64, k + 128)`` or what fits in 4 GiB, at least ``k + 2·block + 8``), spread over the
+    ranks where the operator is. ``block``
     columns are multiplied at a time: 1 needs the fewest products, more pay where blocks are cheap.
     The host looks at the projected matrix once a step: stopping in time saves more than it costs.
 
@@ -138,7 +160,7 @@ class ExtremePairs(Estimator[EigenPairs]):
 
     task = "eigenpairs"
     free = ("max_products",)
-    state = state_of("_search")
+    state, vectors = state_of("_search"), ("basis",)
 
     def __init__(
         self,
@@ -196,13 +218,14 @@ class ExtremePairs(Estimator[EigenPairs]):
         dtype, device = krylov.basis.dtype, krylov.basis.device
         return EigenPairs(
             values=ritz.values.to(device, dtype),
-            vectors=krylov.ritz_vectors(ritz.vectors),
+            local=krylov.ritz_vectors(ritz.vectors),
             residuals=ritz.residuals.to(device, dtype),
             tolerance=ritz.tolerance.to(device, dtype),
             converged=accurate and search.finished,
             missed=search.missed,
             products=end.products,
             status=status,
+            domain=spread(krylov.space),
         )
 
 

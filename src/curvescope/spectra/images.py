@@ -11,7 +11,7 @@ from torch import Tensor
 from curvescope.operators.base import LinearOperator
 from curvescope.spectra.control import require_finite
 from curvescope.spectra.resumable import Estimator, R, State
-from curvescope.spectra.rows import multiply
+from curvescope.vectors import Space
 
 
 class Staged(Estimator[R]):
@@ -23,13 +23,13 @@ class Staged(Estimator[R]):
     stages: ClassVar[tuple[str, ...]]
 
     def __init__(self, A: LinearOperator, block: int) -> None:
-        self._operator, self._block = A, block
+        self._operator, self._space, self._block = A, A.domain, block
         self.images: dict[str, Tensor] = {}
         self._begin({})
 
     @abstractmethod
     def rows(self, stage: str) -> Tensor:
-        """The rows ``[b, n]`` that a stage multiplies; ``images`` has those of earlier stages."""
+        """The rows ``[b, count]`` that a stage multiplies; ``images`` has those of stages before."""
 
     def _begin(self, saved: State) -> None:
         """Begin the next stages up to one that has rows to multiply."""
@@ -62,7 +62,7 @@ class Staged(Estimator[R]):
 
     def step(self) -> None:
         """A block of products."""
-        image = multiply(self._operator, self._left[: self._block])
+        image = self._operator.on_rows(self._left[: self._block])
         stage = list(self.images)[-1]
         self.images[stage] = torch.cat([self.images[stage], image])
         self._left = self._left[self._block :]
@@ -70,11 +70,10 @@ class Staged(Estimator[R]):
             self._begin({})
 
 
-def range_basis(Y: Tensor) -> tuple[Tensor, Tensor]:
-    """``Y = Q B`` with orthonormal ``Q: [n, r]`` for the numerical rank ``r``; ``B`` is float64."""
-    require_finite("A Ω", Y)
-    q, r = torch.linalg.qr(Y)
-    u, s, vh = torch.linalg.svd(r.double())
-    cutoff = 10 * torch.finfo(Y.dtype).eps * Y.shape[1] * (float(s[0]) if len(s) else 0.0)
-    rank = int((s > cutoff).sum())
-    return q @ u[:, :rank].to(q), s[:rank, None] * vh[:rank]
+def range_basis(space: Space, rows: Tensor) -> Tensor:
+    """Orthonormal columns ``[count, r]`` that span ``rows``, with their numerical rank ``r``."""
+    Q, R = space.qr(rows)
+    require_finite("A Ω", R)
+    u, s = space.same(*torch.linalg.svd(R.double())[:2])
+    cutoff = 10 * torch.finfo(rows.dtype).eps * len(rows) * (float(s[0]) if len(s) else 0.0)
+    return Q.T @ u[:, : int((s > cutoff).sum())].to(Q)

@@ -10,7 +10,8 @@ re-orthogonalization, with a block of them band or block Lanczos (Ruhe 1979), an
 the symmetric case of Krylov–Schur (Stewart 2001). A fresh random direction may become pending at
 any time, which is how a breakdown is survived and how repeated eigenvalues are found.
 
-Vectors are stored as rows, ``basis: [capacity, n]``; the projected matrix is float64. A new
+Vectors are stored as rows, ``basis: [capacity, n]``, of which each rank holds its share of the
+columns (:mod:`curvescope.vectors`); the projected matrix is float64, and every rank has it. A new
 direction loses first the components that the symmetry of ``A`` predicts (in Lanczos' case those of
 the three-term recurrence), then, by a blocked product, its other components in the basis. A second
 such pass follows only where the first one took away a good part (Daniel, Gragg, Kaufman and Stewart
@@ -29,9 +30,8 @@ import torch
 from torch import Tensor
 
 from curvescope.operators.base import LinearOperator
-from curvescope.spectra import probes
 from curvescope.spectra.control import require_finite
-from curvescope.spectra.rows import inner, lengths, multiply, reject
+from curvescope.vectors import reject
 
 _SLAB = 1 << 16
 """Columns of the basis that a restart recombines at a time, which bounds its memory."""
@@ -41,9 +41,9 @@ class Krylov:
     """The decomposition of one operator; memory ``capacity · n`` numbers."""
 
     def __init__(self, A: LinearOperator, capacity: int, *, negligible: float = 0.0) -> None:
-        n = A.shape[0]
-        self.operator, self.capacity = A, min(capacity, n)
-        self.basis = torch.empty(self.capacity, n, dtype=A.dtype, device=A.device)
+        self.operator, self.space, self.dimension = A, A.domain, A.shape[0]
+        self.capacity = min(capacity, self.dimension)
+        self.basis = torch.empty(self.capacity, self.space.count, dtype=A.dtype, device=A.device)
         self.matrix = torch.zeros(self.capacity, self.capacity, dtype=torch.float64)
         self.negligible = max(negligible, 16 * torch.finfo(A.dtype).eps)
         self.scale = 0.0  # the largest coefficient so far: a lower bound of the norm
@@ -86,12 +86,12 @@ class Krylov:
     def inject(self, count: int, generator: torch.Generator) -> int:
         """Make up to ``count`` random directions pending; return how many there was room for."""
         count = min(count, self.capacity - self.used)
-        rows = probes.draw(self.operator, count, kind="gaussian", generator=generator)
+        rows = self.space.random(count, kind="gaussian", generator=generator)
         return self.start(rows) if count else 0
 
     def start(self, rows: Tensor) -> int:
         """Make given directions ``[b, n]`` pending; return how many were independent."""
-        noise = 16 * torch.finfo(rows.dtype).eps * float(torch.linalg.vector_norm(rows))
+        noise = 16 * torch.finfo(rows.dtype).eps * float(self.space.norms(rows).norm())
         inside, outside = self._append(rows, noise)
         m, p = self.counts
         fresh = torch.zeros(rows.shape[0], self.capacity, dtype=torch.float64)
@@ -105,7 +105,7 @@ class Krylov:
         (m, p), used = self.counts, self.used
         count = min(count, p)
         block = self.basis[m : m + count]
-        image = multiply(self.operator, block)
+        image = self.operator.on_rows(block)
         self.products += count
         inside, outside = self._append(image, None, self._predicted(image))
         self.matrix[:used, m : m + count] = inside
@@ -121,28 +121,28 @@ class Krylov:
         (m, _), count = self.counts, image.shape[0]
         foretold = torch.zeros(self.used, count, dtype=torch.float64, device=image.device)
         foretold[:m] = self.coupling[:count].T.to(image.device)
-        foretold[m : m + count] = inner(self.basis[m : m + count], image)
+        foretold[m : m + count] = self.space.inner(self.basis[m : m + count], image)
         return foretold
 
     def _reject(self, rows: Tensor, foretold: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """``rows`` less their components in the basis: orthonormal rest, its factor, components."""
-        used = self.used
+        used, space = self.used, self.space
         old = self.basis[:used]
         inside = torch.zeros(used, rows.shape[0], dtype=torch.float64, device=rows.device)
         if foretold is not None:
             inside = foretold
             some = foretold.any(1)
             rows = reject(rows, foretold[some], old[some])
-        before = lengths(rows)
-        first = inner(old, rows)
+        # Rows that are not shortened much are orthogonal after one pass. The check would stall a
+        # GPU, where a pass over the basis costs next to nothing.
+        before = space.norms(rows) if rows.device.type == "cpu" else None
+        first = space.inner(old, rows)
         inside = inside + first
-        unit, factor = _orthonormal(reject(rows, first, old))
-        # Rows that were not shortened much are orthogonal now. The check would stall a GPU, where a
-        # pass over the basis costs next to nothing.
-        if rows.device.type == "cpu" and bool((factor.diagonal() > before / 2).all()):
+        unit, factor = space.orthonormalize(reject(rows, first, old))
+        if before is not None and bool((factor.diagonal() > before / 2).all()):
             return unit, factor, inside
-        second = inner(old, unit)
-        unit, correction = _orthonormal(reject(unit, second, old))
+        second = space.inner(old, unit)
+        unit, correction = space.orthonormalize(reject(unit, second, old))
         return unit, correction @ factor, inside + second @ factor
 
     def _append(
@@ -167,7 +167,7 @@ class Krylov:
             s, rank = outside[0], int(room > 0 and float(outside) > noise)
             outside = outside[:rank]
         else:  # turn to the left singular vectors of what is left: then the cutoff is a rank
-            u, s, vh = torch.linalg.svd(outside, full_matrices=False)
+            u, s, vh = self.space.same(*torch.linalg.svd(outside, full_matrices=False))
             rank = min(int((s > noise).sum()), room)
             unit, outside = u[:, :rank].T.to(unit) @ unit, s[:rank, None] * vh[:rank]
         if product:
@@ -194,14 +194,14 @@ class Krylov:
         """
         if self.pending < 2 or directions.shape[1] == 0:
             return
-        u = torch.linalg.svd(directions, full_matrices=True)[0]
+        (u,) = self.space.same(torch.linalg.svd(directions, full_matrices=True)[0])
         rows = slice(self.size, self.used)
         self.basis[rows] = u.T.to(self.basis) @ self.basis[rows]
         self.matrix[rows, : self.size] = u.T @ self.matrix[rows, : self.size]
         self.starts[:, rows] = self.starts[:, rows] @ u
 
     def ritz_vectors(self, ritz: Tensor) -> Tensor:
-        """``V Y`` as columns ``[n, k]``."""
+        """``V Y`` as columns ``[n, k]``, this rank's share of them."""
         return self.basis[: self.size].T @ ritz.to(self.basis)
 
     def restart(self, values: Tensor, ritz: Tensor) -> None:
@@ -240,26 +240,3 @@ class Krylov:
         self.matrix, self.starts = state["matrix"].clone(), state["starts"].clone()
         self.scale, self.dropped = (float(x) for x in state["reals"])
         self.counts = (m, p)
-
-
-def _orthonormal(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """``rows = factorᵀ · unit`` with orthonormal ``unit: [b, n]`` and a float64 factor ``[b, b]``.
-
-    Gram–Schmidt row by row, twice each: LAPACK's QR sums in the rows' own precision. A row of
-    zeros stays one, with a zero in the factor, so nothing becomes NaN.
-    """
-    count = rows.shape[0]
-    unit = torch.empty_like(rows)
-    factor = torch.zeros(count, count, dtype=torch.float64, device=rows.device)
-    for i in range(count):
-        row, length = rows[i : i + 1], torch.ones(1, 1, dtype=torch.float64, device=rows.device)
-        for _ in range(2 if i else 1):
-            if i:
-                overlap = inner(unit[:i], row)
-                row = reject(row, overlap, unit[:i])
-                factor[:i, i : i + 1] += overlap * length
-            norm = lengths(row)[None]
-            row = row / norm.clamp(min=torch.finfo(rows.dtype).tiny).to(row)
-            length = length * norm
-        unit[i], factor[i, i] = row[0], length[0, 0]
-    return unit, factor

@@ -19,7 +19,6 @@ from torch import Tensor
 from curvescope import _checks
 from curvescope.errors import CurvescopeError
 from curvescope.operators.base import LinearOperator
-from curvescope.spectra import probes as probing
 from curvescope.spectra.control import require_symmetric
 from curvescope.spectra.estimate import Estimate, Samples
 from curvescope.spectra.measure import quadrature
@@ -86,7 +85,7 @@ class LogDeterminant(Recurrent[Estimate[float]]):
         reorthogonalize: bool,
     ) -> None:
         self._operator, self._damping, self._probes = A, damping, probes
-        rows = probing.draw(A, probes, generator=generator)
+        rows = A.domain.random(probes, generator=generator)
         self.recurrence = Recurrence(A, rows, steps, reorthogonalize=reorthogonalize)
 
     def result(self, end: End) -> Estimate[float]:

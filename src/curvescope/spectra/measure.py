@@ -23,12 +23,13 @@ from curvescope import _checks
 from curvescope.errors import CurvescopeError
 from curvescope.operators.base import LinearOperator
 from curvescope.spectra import density as views
-from curvescope.spectra import probes as probing
 from curvescope.spectra.control import Status, require_symmetric
+from curvescope.spectra.course import below, nested
 from curvescope.spectra.eigensolver import EigenPairs, ExtremePairs
 from curvescope.spectra.estimate import Estimate, Samples
 from curvescope.spectra.recurrence import Recurrence
-from curvescope.spectra.resumable import End, Estimator, State, below, nested, run
+from curvescope.spectra.resumable import End, Estimator, State, run
+from curvescope.vectors import columns_in
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from curvescope.spectra.control import Control
 
 _MEMORY = 2 << 30
-"""Bytes up to which ``reorthogonalize="auto"`` keeps a basis."""
+"""Bytes up to which ``reorthogonalize="auto"`` keeps a basis, over all ranks."""
 _NORMALIZATION_STEPS = 32
 """``M0`` of TR alg. 4 (sec. D.2)."""
 
@@ -150,6 +151,7 @@ class Quadrature(Estimator[SpectralMeasure]):
     """First the outliers, if requested; then a recurrence for each probe orthogonal to them."""
 
     task = "spectral_measure"
+    vectors = ("basis", "now", "before", "outside")
 
     def __init__(
         self,
@@ -169,9 +171,11 @@ class Quadrature(Estimator[SpectralMeasure]):
             reorthogonalize = probes * size * (steps + 1) <= _MEMORY
         self._reorthogonalize = bool(reorthogonalize)
         self._search: ExtremePairs | None = None
-        self._values, self._vectors = torch.empty(0), None
+        self._values: Tensor = torch.empty(0)
+        self._outside: Tensor | None = None  # this rank's share of the outliers' vectors, [n, c]
         if isinstance(deflate, EigenPairs):
-            self._values, self._vectors = deflate.values, deflate.vectors
+            self._values = deflate.values
+            self._outside = columns_in(A.domain, deflate.local, deflate.domain)
         elif deflate:
             self._search = ExtremePairs(A, deflate, generator=generator)
         self._recurrence: Recurrence | None = None
@@ -179,8 +183,8 @@ class Quadrature(Estimator[SpectralMeasure]):
             self._recurrence = self._recur(self._draw())
 
     def _draw(self) -> Tensor:
-        A, generator = self._operator, self._generator
-        return probing.draw(A, self._probes, kind=self._kind, generator=generator)
+        space, generator = self._operator.domain, self._generator
+        return space.random(self._probes, kind=self._kind, generator=generator)
 
     def _recur(self, rows: Tensor) -> Recurrence:
         return Recurrence(
@@ -188,7 +192,7 @@ class Quadrature(Estimator[SpectralMeasure]):
             rows,
             self._steps,
             reorthogonalize=self._reorthogonalize,
-            outside=self._vectors,
+            outside=self._outside,
         )
 
     @property
@@ -228,7 +232,7 @@ class Quadrature(Estimator[SpectralMeasure]):
                 self._search.step()
             if self._search.finished:
                 pairs = self._search.result(End(0, complete=True))
-                self._values, self._vectors = pairs.values, pairs.vectors
+                self._values, self._outside = pairs.values, pairs.local
                 self._recurrence = self._recur(self._draw())
 
     @property
@@ -237,9 +241,9 @@ class Quadrature(Estimator[SpectralMeasure]):
         if self._recurrence is None:
             return {} if self._search is None else nested("search", self._search.state)
         state = nested("recurrence", self._recurrence.state())
-        if self._search is None or self._vectors is None:
+        if self._search is None or self._outside is None:
             return state
-        return {**state, "values": self._values, "vectors": self._vectors}
+        return {**state, "values": self._values, "outside": self._outside.T}
 
     @state.setter
     def state(self, state: State) -> None:
@@ -248,8 +252,9 @@ class Quadrature(Estimator[SpectralMeasure]):
             self._search.state = below("search", state)
             return
         if self._search is not None:
-            A = self._operator
-            self._values, self._vectors = (state[n].to(A.device) for n in ("values", "vectors"))
+            device = self._operator.device
+            self._values = state["values"].to(device)
+            self._outside = state["outside"].to(device).T.contiguous()  # as it was before
         self._recurrence = self._recur(recurrence["now"].to(self._operator.device))
         self._recurrence.load(recurrence)
 

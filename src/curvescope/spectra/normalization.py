@@ -59,6 +59,9 @@ class NormalizedOperator(LinearOperator):
     def _matmat(self, X: Tensor) -> Tensor:
         return (self.original._matmat(X) - self.center * X) / self.half_width
 
+    def _on_rows(self, rows: Tensor) -> Tensor:
+        return (self._part_on_rows(self.original, rows) - self.center * rows) / self.half_width
+
     def restored(self, values: Tensor) -> Tensor:
         """Eigenvalues of ``A`` from those of this operator, ``d λ̃ + c``."""
         return self.half_width * values + self.center

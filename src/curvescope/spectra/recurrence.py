@@ -6,21 +6,24 @@ product is shared, because a block of columns costs one pass over the data.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from curvescope.operators.base import LinearOperator
 from curvescope.spectra.control import require_finite
 from curvescope.spectra.resumable import Estimator, R, State, state_of
-from curvescope.spectra.rows import dots, inner, lengths, multiply, reject
+from curvescope.vectors import reject
+from curvescope.vectors.sums import inner
 
 
 class Recurrence:
     """``p`` recurrences of up to ``steps`` steps from ``rows: [p, n]``.
 
-    With ``outside: [n, c]`` (orthonormal columns) the operator is ``P A P``, ``P`` the projection
-    on what is orthogonal to them. Memory: ``p · (steps + 1) · n`` numbers with
-    re-orthogonalization, ``3 · p · n`` without.
+    With ``outside: [n, c]`` (orthonormal columns, this rank's share of them) the operator is
+    ``P A P``, ``P`` the projection on what is orthogonal to them. Memory: ``p · (steps + 1) · n``
+    numbers with re-orthogonalization, ``3 · p · n`` without, spread over the ranks where ``A`` is.
     """
 
     def __init__(
@@ -32,13 +35,13 @@ class Recurrence:
         reorthogonalize: bool,
         outside: Tensor | None = None,
     ) -> None:
-        (p, n), device = rows.shape, A.device
+        p, n, device = len(rows), A.shape[0], A.device
         # In exact arithmetic a recurrence ends after n steps; without re-orthogonalization it
         # continues and repeats itself (ghosts), so only the basis bounds the steps.
         self.steps = min(steps, n) if reorthogonalize else steps
-        self.operator, self.outside, self.probes = A, outside, p
+        self.operator, self.space, self.outside, self.probes = A, A.domain, outside, p
         rows = self._project(rows)
-        norms = lengths(rows)[:, None].clamp(min=torch.finfo(rows.dtype).tiny)
+        norms = self.space.norms(rows)[:, None].clamp(min=torch.finfo(rows.dtype).tiny)
         self._now = rows / norms.to(rows)
         self._before = torch.zeros_like(self._now)
         self._alphas = torch.zeros(self.steps, p, dtype=torch.float64, device=device)
@@ -46,7 +49,8 @@ class Recurrence:
         self._scale = torch.zeros(p, dtype=torch.float64, device=device)
         self.basis: Tensor | None = None
         if reorthogonalize:
-            self.basis = torch.empty(p, self.steps + 1, n, dtype=A.dtype, device=device)
+            shape = (p, self.steps + 1, self.space.count)
+            self.basis = torch.empty(shape, dtype=A.dtype, device=device)
             self.basis[:, 0] = self._now
         self.done = 0
 
@@ -62,20 +66,18 @@ class Recurrence:
     def step(self) -> None:
         """One step of all recurrences: ``p`` products."""
         j, v = self.done, self._now
-        w = self._project(multiply(self.operator, v))
-        alpha = dots(v, w)
+        w = self._project(self.operator.on_rows(v))
+        alpha = self.space.dots(v, w)
         previous = self._betas[j - 1] if j else torch.zeros_like(alpha)
         w = torch.addcmul(w, v, -alpha[:, None].to(w))
         if j:
             w.addcmul_(self._before, -previous[:, None].to(w))
         if self.basis is not None:
-            w = torch.cat(
-                [_reject(q[: j + 1], row[None]) for q, row in zip(self.basis, w, strict=True)]
-            )
-        beta = lengths(w)
+            w = self._orthogonal(self.basis[:, : j + 1], w)
+        beta = self.space.norms(w)
         scale = torch.maximum(self._scale, alpha.abs() + beta + previous)
         alive = beta > 16 * torch.finfo(w.dtype).eps * scale
-        if self.basis is not None and j + 1 == w.shape[1]:
+        if self.basis is not None and j + 1 == self.space.size:
             alive = torch.zeros_like(alive)  # the basis is complete
         w.mul_(torch.where(alive, 1 / beta, 0.0)[:, None].to(w))
         if self.basis is not None:
@@ -97,7 +99,31 @@ class Recurrence:
     def _project(self, rows: Tensor) -> Tensor:
         if self.outside is None:
             return rows
-        return rows - (rows @ self.outside) @ self.outside.T
+        return rows - self.space.total(rows @ self.outside) @ self.outside.T
+
+    def _orthogonal(self, bases: Tensor, rows: Tensor) -> Tensor:
+        """Each row without its components along the orthonormal rows of its own basis.
+
+        A second pass follows unless the first one took away little: see
+        :mod:`curvescope.spectra.krylov`.
+        """
+        on_host = rows.device.type == "cpu"
+        before = self.space.norms(rows) if on_host else None
+        rows = self._less(bases, rows)
+        if before is None:
+            return self._less(bases, rows)
+        again = (~(self.space.norms(rows) > before / 2)).nonzero()[:, 0]
+        if len(again) == len(rows):
+            return self._less(bases, rows)
+        if len(again):
+            rows[again] = self._less([bases[i] for i in again], rows[again])
+        return rows
+
+    def _less(self, bases: Sequence[Tensor] | Tensor, rows: Tensor) -> Tensor:
+        """One pass: a collective for all rows."""
+        each = [(q, row[None]) for q, row in zip(bases, rows, strict=True)]
+        components = self.space.total(torch.stack([inner(q, row) for q, row in each]))
+        return torch.cat([reject(row, c, q) for (q, row), c in zip(each, components, strict=True)])
 
     def state(self) -> dict[str, Tensor]:
         """The tensors that :meth:`load` needs."""
@@ -127,7 +153,7 @@ class Recurrent(Estimator[R]):
     """An estimate from recurrences alone."""
 
     recurrence: Recurrence
-    state = state_of("recurrence")
+    state, vectors = state_of("recurrence"), ("basis", "now", "before")
 
     @property
     def done(self) -> int:
@@ -152,16 +178,3 @@ class Recurrent(Estimator[R]):
     def step(self) -> None:
         """One product for each recurrence."""
         self.recurrence.step()
-
-
-def _reject(basis: Tensor, row: Tensor) -> Tensor:
-    """``row`` without its components along the orthonormal rows of ``basis``.
-
-    A second pass follows unless the first one took away little: see
-    :mod:`curvescope.spectra.krylov`.
-    """
-    before = lengths(row)
-    row = reject(row, inner(basis, row), basis)
-    if row.device.type == "cpu" and bool(lengths(row) > before / 2):
-        return row
-    return reject(row, inner(basis, row), basis)

@@ -9,7 +9,9 @@ method that makes the result of them. :func:`run` takes the steps. Around them i
 - reports progress after every step, and lets ctrl-C through between two of them;
 - writes the tensors and the state of every generator to a checkpoint, and resumes from one of the
   same estimator with the same settings, matrix and plan, and generators that began in the same
-  state.
+  state, on the same number of ranks or another;
+- keeps the ranks together where the vectors of the operator are spread: all take the same steps,
+  and end at the same one.
 
 ``docs/extending/estimator.md`` shows one in a file of its own.
 """
@@ -27,13 +29,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar
 
-import torch
 from torch import Tensor
 
 from curvescope import _checks, io
 from curvescope.errors import CurvescopeError
 from curvescope.operators.base import LinearOperator
 from curvescope.spectra.control import Control, Progress, Status, require_operator
+from curvescope.spectra.course import Counted, Course, check_alike
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -79,6 +81,8 @@ class Estimator(ABC, Generic[R]):
     """Whether it uses quadratic forms instead of products."""
     free: ClassVar[tuple[str, ...]] = ()
     """Settings that may change on resuming, such as the number of steps."""
+    vectors: ClassVar[tuple[str, ...]] = ()
+    """Names in ``state``, or in that of a part, whose rows are vectors ``[…, A.domain.count]``."""
 
     state: State
 
@@ -144,12 +148,13 @@ def run(
         arguments.apply_defaults()
         bound = dict(list(arguments.arguments.items())[1:])
         place = _checkpoint(path, kind, counted, bound, A.keeping)
+    check_alike(task, A.domain, [*args, *settings.values()])
     steps = estimator(counted, *args, **settings)
-    with _held() as pressed:
-        course = _Course(steps, counted, bound, place)
-        began, taken = time.perf_counter(), 0
+    with _held() as pressed, A.domain.group.together():
+        course = Course(steps, counted, bound, place)
+        began, taken, stopped = time.perf_counter(), 0, False
         try:
-            while not steps.finished and not pressed.once:
+            while not (stopped := course.stopped(pressed.once)) and not steps.finished:
                 course.step()
                 taken += 1
                 if taken % every == 0:
@@ -157,10 +162,10 @@ def run(
                 if tell is not None:
                     seconds = time.perf_counter() - began
                     tell(Progress(task, steps.done, steps.total, counted.products, seconds))
-            if pressed.once:
+            if stopped:
                 raise KeyboardInterrupt
         except KeyboardInterrupt:
-            if pressed.twice:
+            if pressed.twice or not (stopped or A.domain.alone):
                 raise
             course.save()
             if not returns or not steps.has_result:
@@ -191,7 +196,7 @@ def _checkpoint(
 ) -> io.Checkpoint:
     """The checkpoint at ``path``, with everything that the numbers depend on."""
     decides = {name: value for name, value in settings.items() if name not in kind.free}
-    matrix = {"shape": A.shape, "dtype": str(A.dtype), "device": str(A.device)}
+    matrix = {"shape": A.shape, "dtype": str(A.dtype), "device": A.device.type}
     return io.Checkpoint(
         path,
         {"task": kind.task},
@@ -199,76 +204,6 @@ def _checkpoint(
         {"code": kind if isinstance(kind, type) else None, "plan": plan},
         where=kind.task, what="estimate", words=_WORDS,
     )  # fmt: skip
-
-
-class _Course:
-    """The steps of an estimate, and its checkpoint."""
-
-    def __init__(
-        self,
-        steps: Estimator[Any],
-        A: Counted,
-        settings: Mapping[str, object],
-        place: io.Checkpoint | None,
-    ) -> None:
-        self._steps, self._operator, self._place = steps, A, place
-        self._generators = {
-            name: value for name, value in settings.items() if isinstance(value, torch.Generator)
-        }
-        if A.products > A.products_for_identity:
-            rule = "takes products in its constructor, which are lost when its steps go on"
-            raise CurvescopeError(steps.task, rule, remedy="take them in a step")
-        saved = None if place is None else place.load()
-        if saved is not None:
-            self._go_back(saved)
-        self._before = dict(vars(steps)) if "state" in vars(steps) else None
-        self._note()
-
-    def _go_back(self, saved: io.Saved) -> None:
-        done, products = saved.notes
-        steps, current = self._steps, self._steps.state
-        if done > steps.total:
-            rule = f"the checkpoint has {done} steps, more than the {steps.total} asked for"
-            raise CurvescopeError(steps.task, rule, remedy="ask for as many, or delete it")
-        state = below("state", saved.tensors)
-        steps.state = {
-            name: tensor.to(current[name].device) if name in current else tensor
-            for name, tensor in state.items()
-        }
-        for name, generator in self._generators.items():
-            generator.set_state(saved.tensors[f"generator.{name}"])
-        self._operator.products = products
-
-    def step(self) -> None:
-        """Take one step and record generators and products for the next :meth:`save`."""
-        self._steps.step()
-        self._note()
-        if self._before is not None:
-            _refuse_hidden(self._steps, self._before)
-            self._before = None
-
-    def _note(self) -> None:
-        """Record generators and products after a whole step; an interrupted one changes them."""
-        self.products = self._operator.products
-        if self._place is not None:
-            self._drawn = {
-                f"generator.{name}": generator.get_state()
-                for name, generator in self._generators.items()
-            }
-
-    def save(self) -> None:
-        """Write the checkpoint, if there is one."""
-        if self._place is not None:
-            tensors = {**nested("state", self._steps.state), **self._drawn}
-            self._place.save(tensors, [self._steps.done, self.products])
-
-
-def _refuse_hidden(steps: Estimator[Any], before: Mapping[str, object]) -> None:
-    """Refuse attributes that a step sets outside ``state``: they would be lost on resuming."""
-    for name, value in vars(steps).items():
-        if name != "state" and value is not before.get(name):
-            rule = f"a step sets {name!r}, which is no part of its `state`"
-            raise CurvescopeError(steps.task, rule, remedy="keep it there")
 
 
 def state_of(part: str) -> Any:
@@ -284,58 +219,6 @@ def state_of(part: str) -> Any:
         getattr(estimator, part).load(state)
 
     return property(read, write)
-
-
-def nested(name: str, state: State) -> dict[str, Tensor]:
-    """The state of a part with ``name.`` before its keys, for the state of the whole.
-
-    >>> list(nested("outer", nested("inner", {"x": torch.ones(1)})))
-    ['outer.inner.x']
-    """
-    return {f"{name}.{key}": tensor for key, tensor in state.items()}
-
-
-def below(name: str, state: State) -> dict[str, Tensor]:
-    """The inverse of :func:`nested`: the state of a part from that of the whole."""
-    start = f"{name}."
-    return {key[len(start) :]: t for key, t in state.items() if key.startswith(start)}
-
-
-class Counted(LinearOperator):
-    """The same matrix, with a count of the ``products`` taken: columns or quadratic forms.
-
-    ``products_for_identity`` of them were used to compute its identity.
-    """
-
-    def __init__(self, A: LinearOperator) -> None:
-        super().__init__(A.shape, dtype=A.dtype, device=A.device, symmetric=A.symmetric, psd=A.psd)
-        self._operator = A
-        self.products = self.products_for_identity = 0
-
-    def _matmat(self, X: Tensor) -> Tensor:
-        Y = self._operator._matmat(X)
-        self.products += X.shape[1]
-        return Y
-
-    def _rmatmat(self, Y: Tensor) -> Tensor:
-        X = self._operator._rmatmat(Y)
-        self.products += Y.shape[1]
-        return X
-
-    def _quadratic(self, X: Tensor) -> Tensor:
-        forms = self._operator._quadratic(X)
-        self.products += X.shape[1]
-        return forms
-
-    @property
-    def identity(self) -> str:
-        """The identity of the matrix; products taken for it are counted."""
-        self.products_for_identity += self._operator.identity_products
-        self.products += self._operator.identity_products
-        return self._operator.identity
-
-    def __repr__(self) -> str:
-        return repr(self._operator)
 
 
 class _Pressed:

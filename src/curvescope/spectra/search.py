@@ -99,7 +99,7 @@ class Search:
         elif krylov.pending == 0:  # an invariant subspace: only an examination can find more
             self._begin_examination()
             return
-        if krylov.used + self.block > krylov.capacity < krylov.basis.shape[1]:
+        if krylov.used + self.block > krylov.capacity < krylov.dimension:
             self._restart()
         before = krylov.products
         krylov.extend(min(self.block, room))
@@ -110,7 +110,7 @@ class Search:
     def ritz(self, count: int | None = None) -> Ritz:
         """The best ``count`` Ritz pairs (default ``k``), from the float64 projected problem."""
         krylov = self.krylov
-        values, vectors = torch.linalg.eigh(krylov.projected)
+        values, vectors = krylov.space.same(*torch.linalg.eigh(krylov.projected))
         norm = float(values.abs().max()) if len(values) else 0.0
         best = self.criterion.order(values)[: self.k if count is None else count]
         values, vectors = values[best], vectors[:, best]
@@ -182,7 +182,7 @@ class Search:
         self._hidden = hidden(krylov, [side * self._edges[0] for side in self.criterion.sides])
         if krylov.pending == 0 or self._hidden <= self._overlook / 2:
             return False
-        if krylov.used + self.block > krylov.capacity < krylov.basis.shape[1]:
+        if krylov.used + self.block > krylov.capacity < krylov.dimension:
             return False
         products, first = self._begun
         if products < 0:
@@ -204,11 +204,11 @@ class Search:
         points = [side * self._edges[1] for side in self.criterion.sides]
         share = max(inside(krylov, point, best, rows) for point in points)
         self._share = min(share, 1.0)
-        full = krylov.used + self.block > krylov.capacity < krylov.basis.shape[1]
+        full = krylov.used + self.block > krylov.capacity < krylov.dimension
         return share > _INSIDE and not full
 
     def _begin_examination(self) -> None:
-        krylov, n = self.krylov, self.krylov.basis.shape[1]
+        krylov, n = self.krylov, self.krylov.dimension
         if krylov.used + 16 > krylov.capacity < n and krylov.size > self.k:
             self._restart()
         self._origin, self._dimension = krylov.size, n - krylov.used
@@ -221,7 +221,7 @@ class Search:
 
     def _examine(self) -> None:
         """One product in the Krylov space of ``z``; its next direction is the last pending one."""
-        krylov, n = self.krylov, self.krylov.basis.shape[1]
+        krylov, n = self.krylov, self.krylov.dimension
         waiting = krylov.pending
         krylov.promote(waiting - 1)
         krylov.extend(1)
@@ -268,7 +268,7 @@ class Search:
     @property
     def _cheap(self) -> int:
         """Products that a test may take whatever its rate: many if requested, few if expensive."""
-        return max(64, self.krylov.size) if self._insists else 100_000 // self.krylov.basis.shape[1]
+        return max(64, self.krylov.size) if self._insists else 100_000 // self.krylov.dimension
 
     def _hopeless(self, first: float, bound: float, steps: int) -> bool:
         """Whether going from ``first`` to ``bound`` in ``steps`` products is too slow."""
@@ -288,7 +288,7 @@ class Search:
         half, last = (self.k - 1) // 2, self.k - 1
         spread = float(goodness[half] - goodness[last])
         distinct = spread > float(ritz.tolerance[-1]) * (last - half)
-        first = math.sqrt(2 * self.krylov.basis.shape[1] / math.pi)
+        first = math.sqrt(2 * self.krylov.dimension / math.pi)
         return distinct and self._out_of_reach(self._edges[1], first)
 
     def _out_of_reach(self, edge: float, bound: float) -> bool:

@@ -14,11 +14,10 @@ from torch import Tensor
 
 from curvescope import _checks
 from curvescope.operators.base import LinearOperator
-from curvescope.spectra import probes as probing
 from curvescope.spectra.control import Status, require_finite, require_symmetric
 from curvescope.spectra.eigensolver import EigenPairs, at_most_dimension
 from curvescope.spectra.resumable import End, Estimator, run
-from curvescope.spectra.rows import inner, lengths, multiply
+from curvescope.vectors import Space, spread
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -64,6 +63,7 @@ class Subspace(Estimator[EigenPairs]):
 
     task = "subspace_iteration"
     free = ("iterations", "tol")
+    vectors = ("Q", "A Q")
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Subspace(Estimator[EigenPairs]):
         tol: float,
     ) -> None:
         self._operator, self._iterations, self._tol = A, iterations, tol
-        Q = _orthonormal(probing.draw(A, k, kind="gaussian", generator=generator))
+        Q = _orthonormal(A.domain, A.domain.random(k, kind="gaussian", generator=generator))
         self.state = {"Q": Q, "A Q": torch.zeros_like(Q), "done": torch.tensor(0)}
 
     @property
@@ -90,42 +90,44 @@ class Subspace(Estimator[EigenPairs]):
 
     def step(self) -> None:
         """One iteration."""
-        Q = _orthonormal(self.state["A Q"]) if self.done else self.state["Q"]
-        image = multiply(self._operator, Q).contiguous()  # as it comes back from a file
+        A, Q = self._operator, self.state["Q"]
+        if self.done:
+            Q = _orthonormal(A.domain, self.state["A Q"])
+        image = A.on_rows(Q).contiguous()  # as it comes back from a file
         self.state = {"Q": Q, "A Q": image, "done": self.state["done"] + 1}
 
     def result(self, end: End) -> EigenPairs:
         """Rayleigh–Ritz pairs of the last basis."""
         Q, image = self.state["Q"], self.state["A Q"]
         require_finite(f"subspace_iteration({self._operator})", image)
-        pairs = _rayleigh_ritz(Q, image, self._tol, end.products)
+        pairs = _rayleigh_ritz(self._operator.domain, Q, image, self._tol, end.products)
         if end.complete:
             return pairs
         return replace(pairs, converged=False, status=Status.INTERRUPTED)
 
 
-def _orthonormal(rows: Tensor) -> Tensor:
+def _orthonormal(space: Space, rows: Tensor) -> Tensor:
     """Orthonormal rows whose span contains that of ``rows``; a rank deficit is filled up."""
-    unit: Tensor = torch.linalg.qr(rows.T)[0]
-    return unit.T.contiguous()
+    return space.qr(rows)[0].contiguous()
 
 
-def _rayleigh_ritz(Q: Tensor, image: Tensor, tol: float, products: int) -> EigenPairs:
-    projected = inner(Q, image).cpu()
-    values, turn = torch.linalg.eigh((projected + projected.T) / 2)
+def _rayleigh_ritz(space: Space, Q: Tensor, image: Tensor, tol: float, products: int) -> EigenPairs:
+    projected = space.inner(Q, image).cpu()
+    values, turn = space.same(*torch.linalg.eigh((projected + projected.T) / 2))
     order = torch.argsort(values.abs(), descending=True, stable=True)
     values, turn = values[order].to(Q), turn[:, order].T.to(Q)
     vectors = turn @ Q
-    residuals = lengths(turn @ image - values[:, None] * vectors).to(Q)
+    residuals = space.norms(turn @ image - values[:, None] * vectors).to(Q)
     tolerance = torch.full_like(values, tol * float(values.abs().max()))
     converged = bool((residuals <= tolerance).all())
     return EigenPairs(
         values=values,
-        vectors=vectors.T,
+        local=vectors.T,
         residuals=residuals,
         tolerance=tolerance,
         converged=converged,
         missed=1.0,
         products=products,
         status=Status.CONVERGED if converged else Status.BUDGET,
+        domain=spread(space),
     )

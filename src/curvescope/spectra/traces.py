@@ -18,12 +18,10 @@ from torch import Tensor
 
 from curvescope import _checks
 from curvescope.operators.base import LinearOperator
-from curvescope.spectra import probes as probing
 from curvescope.spectra.control import require_finite, require_symmetric
 from curvescope.spectra.estimate import Estimate, Samples
 from curvescope.spectra.images import Staged, range_basis
 from curvescope.spectra.resumable import End, Estimator, R, run, state_of
-from curvescope.spectra.rows import multiply
 from curvescope.spectra.xtrace import XTrace
 
 if TYPE_CHECKING:
@@ -163,12 +161,11 @@ class _Sampled(Estimator[R]):
 
     def step(self) -> None:
         """A block of samples."""
-        A, b = self.operator, min(self._block, self.total - self.done)
+        space, b = self.operator.domain, min(self._block, self.total - self.done)
         if self.exact:
-            rows = torch.zeros(b, A.shape[0], dtype=A.dtype, device=A.device)
-            rows[torch.arange(b), torch.arange(self.done, self.done + b)] = 1
+            rows = space.units(self.done, b)
         else:
-            rows = probing.draw(A, b, generator=self._generator)
+            rows = space.random(b, generator=self._generator)
         self.samples.add(self.sample(rows))
 
     def mean(self) -> Tensor:
@@ -184,7 +181,7 @@ class Trace(_Sampled[Estimate[float]]):
 
     def sample(self, X: Tensor) -> Tensor:
         """``ωᵀ A ω`` of each probe; quadratic forms may cost less than products."""
-        return self.operator.quadratic(X.T)
+        return self.operator.forms_on_rows(X)
 
     def result(self, end: End) -> Estimate[float]:
         """The mean over probes, or the sum over unit vectors."""
@@ -201,7 +198,8 @@ class Frobenius(_Sampled[Estimate[float]]):
 
     def sample(self, X: Tensor) -> Tensor:
         """``‖A ω‖²`` of each probe."""
-        return multiply(self.operator, X).double().square().sum(1)
+        A = self.operator
+        return A.domain.total(A.on_rows(X).double().square().sum(1))
 
     def result(self, end: End) -> Estimate[float]:
         """The root of the mean over probes, or of the sum over unit vectors."""
@@ -214,19 +212,19 @@ class Frobenius(_Sampled[Estimate[float]]):
 class Diagonal(_Sampled[Estimate[Tensor]]):
     """``ω ∘ A ω``."""
 
-    task = "diagonal"
+    task, vectors = "diagonal", ("mean", "squares")
 
     def _shape(self, A: LinearOperator) -> tuple[int, ...]:
-        return (A.shape[0],)
+        return (A.domain.count,)
 
     def sample(self, X: Tensor) -> Tensor:
         """``ω ∘ A ω`` of each probe."""
-        return X * multiply(self.operator, X)
+        return X * self.operator.on_rows(X)
 
     def result(self, end: End) -> Estimate[Tensor]:
-        """The mean over probes, or the exact sum over unit vectors."""
-        dtype = self.operator.dtype
-        mean, stderr = self.mean().to(dtype), self.samples.stderr.to(dtype)
+        """The mean over probes, or the exact sum over unit vectors; whole, on every rank."""
+        space, rows = self.operator.domain, torch.stack([self.mean(), self.samples.stderr])
+        mean, stderr = space.gather(rows.to(self.operator.dtype))
         if self.exact:
             mean = mean * self.done
             stderr = torch.zeros_like(stderr) if end.complete else stderr
@@ -243,7 +241,7 @@ class HutchPlusPlus(Staged[Estimate[float]]):
         self, A: LinearOperator, *, generator: torch.Generator, probes: int, block: int
     ) -> None:
         self._generator, self._probes = generator, probes
-        self._start = probing.draw(A, probes // 3, kind="gaussian", generator=generator)
+        self._start = A.domain.random(probes // 3, kind="gaussian", generator=generator)
         super().__init__(A, block)
 
     def rows(self, stage: str) -> Tensor:
@@ -251,11 +249,11 @@ class HutchPlusPlus(Staged[Estimate[float]]):
         if stage == "range":
             return self._start
         if stage == "inside":
-            self._Q = range_basis(self.images["range"].T)[0]
+            self._Q = range_basis(self._space, self.images["range"])
             return self._Q.T
         left = self._probes - len(self._start) - self._Q.shape[1]
-        rows = probing.draw(self._operator, left, generator=self._generator)
-        return rows - (rows @ self._Q) @ self._Q.T
+        rows = self._space.random(left, generator=self._generator)
+        return rows - self._space.total(rows @ self._Q) @ self._Q.T
 
     @property
     def total(self) -> int:
@@ -266,9 +264,9 @@ class HutchPlusPlus(Staged[Estimate[float]]):
         """The sum of both parts, which is available from the last stage on."""
         samples, exact = Samples((), self._operator.device), 0.0
         if "rest" in self.images:
-            exact = float(self.images["inside"].double().square().sum())
+            exact = float(self._space.total(self.images["inside"].double().square().sum()))
             if len(self.images["rest"]):
-                samples.add(self.images["rest"].double().square().sum(1))
+                samples.add(self._space.total(self.images["rest"].double().square().sum(1)))
         require_finite(f"frobenius({self._operator})", samples.mean)
         return _root(samples, exact, end)
 

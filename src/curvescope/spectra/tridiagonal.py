@@ -21,11 +21,11 @@ from torch import Tensor
 from curvescope import _checks
 from curvescope.errors import CurvescopeError
 from curvescope.operators.base import LinearOperator
-from curvescope.spectra import probes as probing
 from curvescope.spectra.control import Status, require_symmetric
 from curvescope.spectra.krylov import Krylov
 from curvescope.spectra.recurrence import Recurrence, Recurrent
 from curvescope.spectra.resumable import End, Estimator, run, state_of
+from curvescope.vectors import Space, spread, whole_columns
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -38,14 +38,21 @@ class Tridiagonal:
     """``T_m`` and, with re-orthogonalization, the basis ``[n, m + 1]`` that ends in ``q_{m+1}``.
 
     ``betas[j]`` couples steps ``j`` and ``j + 1``; the last one is the residual ``β_m`` (0 after a
-    breakdown, when the last column of the basis is missing).
+    breakdown, when the last column of the basis is missing). ``local`` is what this rank holds of
+    the basis, as in :class:`EigenPairs`.
     """
 
     alphas: Tensor  # [m], float64
     betas: Tensor  # [m], float64
-    basis: Tensor | None
+    local: Tensor | None
     products: int
     status: Status
+    domain: Space | None = None
+
+    @property
+    def basis(self) -> Tensor | None:
+        """The whole basis ``[n, m + 1]``, gathered like :attr:`EigenPairs.vectors`."""
+        return None if self.local is None else whole_columns(self.local, self.domain)
 
     def matrix(self) -> Tensor:
         """``T_m`` as a dense float64 matrix."""
@@ -60,14 +67,27 @@ class Tridiagonal:
 
 @dataclass(frozen=True)
 class BlockTridiagonal:
-    """``A V = V T + F G``: basis ``V``, residual directions ``F`` and their coupling ``G``."""
+    """``A V = V T + F G``: basis ``V``, residual directions ``F`` and their coupling ``G``.
+
+    ``local`` is what this rank holds of ``[V, F]``, as in :class:`EigenPairs`.
+    """
 
     matrix: Tensor  # [m, m], float64
     coupling: Tensor  # [p, m], float64
-    basis: Tensor  # [n, m]
-    residual: Tensor  # [n, p]
+    local: Tensor  # [n, m + p]
     products: int
     status: Status
+    domain: Space | None = None
+
+    @property
+    def basis(self) -> Tensor:
+        """``V: [n, m]``, gathered like :attr:`EigenPairs.vectors`."""
+        return whole_columns(self.local[:, : len(self.matrix)], self.domain)
+
+    @property
+    def residual(self) -> Tensor:
+        """``F: [n, p]``, gathered likewise."""
+        return whole_columns(self.local[:, len(self.matrix) :], self.domain)
 
 
 def lanczos(
@@ -120,9 +140,9 @@ class Lanczos(Recurrent[Tridiagonal]):
         reorthogonalize: bool,
     ) -> None:
         if isinstance(start, Tensor):
-            rows = start[None]
+            rows = A.domain.local(start[None])
         else:
-            rows = probing.draw(A, 1, kind="gaussian", generator=start)
+            rows = A.domain.random(1, kind="gaussian", generator=start)
         self.recurrence = Recurrence(A, rows, steps, reorthogonalize=reorthogonalize)
         self._steps = steps
 
@@ -138,6 +158,7 @@ class Lanczos(Recurrent[Tridiagonal]):
             None if basis is None else basis[0, :last].T,
             end.products,
             Status.BREAKDOWN if broken else end.status,
+            spread(self.recurrence.space),
         )
 
 
@@ -184,7 +205,7 @@ class BlockLanczos(Estimator[BlockTridiagonal]):
     """A Krylov decomposition that only grows, from a generator or given columns."""
 
     task = "block_lanczos"
-    state = state_of("_krylov")
+    state, vectors = state_of("_krylov"), ("basis",)
 
     def __init__(
         self, A: LinearOperator, steps: int, start: torch.Generator | Tensor, *, block: int
@@ -192,7 +213,7 @@ class BlockLanczos(Estimator[BlockTridiagonal]):
         self._krylov, self._block = Krylov(A, (steps + 1) * block), block
         self._total = steps * block
         if isinstance(start, Tensor):
-            self._krylov.start(start.T)
+            self._krylov.start(A.domain.local(start.T))
         else:
             self._krylov.inject(block, start)
 
@@ -219,12 +240,11 @@ class BlockLanczos(Estimator[BlockTridiagonal]):
         """The current decomposition."""
         krylov = self._krylov
         broken = end.complete and krylov.size < self.total
-        m, used = krylov.size, krylov.used
         return BlockTridiagonal(
             krylov.projected,
             krylov.coupling.clone(),
-            krylov.basis[:m].T,
-            krylov.basis[m:used].T,
+            krylov.basis[: krylov.used].T,
             end.products,
             Status.BREAKDOWN if broken else end.status,
+            spread(krylov.space),
         )

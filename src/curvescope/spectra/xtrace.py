@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from curvescope.operators.base import LinearOperator
-from curvescope.spectra import probes as probing
 from curvescope.spectra.estimate import Estimate
 from curvescope.spectra.images import Staged, range_basis
 from curvescope.spectra.resumable import End
+from curvescope.vectors import Space
 
 
 class XTrace(Staged[Estimate[float]]):
@@ -50,14 +50,14 @@ class XTrace(Staged[Estimate[float]]):
     def __init__(
         self, A: LinearOperator, *, generator: torch.Generator, products: int, block: int
     ) -> None:
-        self._omega = probing.draw(A, products // 2, kind="sphere", generator=generator)
+        self._omega = A.domain.random(products // 2, kind="sphere", generator=generator)
         super().__init__(A, block)
 
     def rows(self, stage: str) -> Tensor:
         """``Ω``, then ``Q``."""
         if stage == "Y":
             return self._omega
-        self._Q = range_basis(self.images["Y"].T)[0]
+        self._Q = range_basis(self._space, self.images["Y"])
         return self._Q.T
 
     @property
@@ -71,8 +71,8 @@ class XTrace(Staged[Estimate[float]]):
         s, value, stderr = len(self._omega), 0.0, math.inf
         if end.complete:
             Y, Z = self.images["Y"].T, self.images["Z"].T
-            small = _Small.of(self._omega.T, Y, self._Q, Z)
-            value, stderr = small.estimate(self._omega.shape[1])
+            small = _Small.of(self._space, self._omega.T, Y, self._Q, Z)
+            value, stderr = small.estimate(self._space.size)
         return Estimate(value, stderr, end.products, s, end.status)
 
 
@@ -87,22 +87,23 @@ class _Small:
     squares: Tensor  # ‖ω_i‖², [s]
 
     @classmethod
-    def of(cls, omega: Tensor, Y: Tensor, Q: Tensor, Z: Tensor) -> _Small:
+    def of(cls, space: Space, omega: Tensor, Y: Tensor, Q: Tensor, Z: Tensor) -> _Small:
         """From the test vectors, ``Y = A Ω``, its basis ``Q`` and ``Z = A Q``."""
-        H = (Q.T @ Z).double()
+        H = space.total((Q.T @ Z).double())
         long = omega.double()
         return cls(
             (H + H.T) / 2,
-            (Q.T @ omega).double(),
-            (Q.T @ Y).double(),
-            (long * Y).sum(0),
-            long.square().sum(0),
+            space.total((Q.T @ omega).double()),
+            space.total((Q.T @ Y).double()),
+            space.total((long * Y).sum(0)),
+            space.total(long.square().sum(0)),
         )
 
     def without(self, j: int) -> _Small:
         """These matrices without one test vector."""
         rest = [i for i in range(self.B.shape[1]) if i != j]
-        basis = range_basis(self.B[:, rest])[0]
+        alone = Space(len(self.B), dtype=self.B.dtype, device=self.B.device)
+        basis = range_basis(alone, self.B[:, rest].T)
         return _Small(
             basis.T @ self.H @ basis,
             basis.T @ self.W[:, rest],

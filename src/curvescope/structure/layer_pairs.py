@@ -134,7 +134,8 @@ def layer_eigenpairs(
     accurate = bool((residuals <= tol * theta).all())
     return replace(
         pairs,
-        vectors=gram.pulled(pairs.vectors) / theta.sqrt(),
+        local=gram.pulled(pairs.vectors) / theta.sqrt(),
+        domain=None,
         residuals=residuals,
         tolerance=tol * theta,
         converged=pairs.converged and accurate,

@@ -1,24 +1,12 @@
-"""Long vectors as rows ``[b, n]``: products with an operator, and inner products in full precision.
-
-Bases are stored by rows because a row is contiguous; operators take columns.
-"""
+"""Sums over the numbers of long rows that lie here, in full precision."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from curvescope.operators.base import LinearOperator
-
 _CHUNK = 1 << 11
 """Terms of an inner product that are summed in the vectors' own precision."""
-
-
-def multiply(A: LinearOperator, rows: Tensor) -> Tensor:
-    """``A`` times every row, ``[b, n] -> [b, n]``: ``b`` products in one call."""
-    columns = rows[0] if rows.shape[0] == 1 else rows.T
-    image = A @ columns
-    return image[None] if image.ndim == 1 else image.T
 
 
 def inner(X: Tensor, Y: Tensor) -> Tensor:
