@@ -150,7 +150,7 @@ def test_a_wrong_import_is_found(folder: str, line: str) -> None:
     [
         ("operators", "from curvescope.problem import Problem"),
         ("spectra", "from curvescope.operators.base import LinearOperator"),
-        ("spectra", "from curvescope.spectra.probes import draw"),
+        ("spectra", "from curvescope.vectors import Space"),
         ("cli", "from rich.table import Table"),
         ("figures", "from matplotlib.figure import Figure"),
         ("structure", "from sklearn.manifold import TSNE"),

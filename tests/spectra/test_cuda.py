@@ -71,11 +71,10 @@ def test_breakdown_without_a_look_from_the_host() -> None:
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_the_recurrence_never_waits_for_the_device() -> None:
     """Between the first and the last step no value is read back."""
-    from curvescope.spectra import probes as probing
     from curvescope.spectra.recurrence import Recurrence
 
     _, device = both()
-    rows = probing.draw(device, 2, generator=seeded())
+    rows = device.domain.random(2, generator=seeded())
     for reorthogonalize in (True, False):
         run = Recurrence(device, rows, 12, reorthogonalize=reorthogonalize)
         run.step()

@@ -28,9 +28,7 @@ MATRIX = rotated(SPECTRUM)
 def test_gauss_quadrature_is_exact_up_to_degree_2m_minus_1() -> None:
     A = rotated(torch.linspace(-1, 1, 60, dtype=F64))
     measure = spectral_measure(A, steps=5, probes=2, kind="rademacher", generator=seeded())
-    from curvescope.spectra import probes as probing
-
-    v = probing.draw(A, 2, generator=seeded())
+    v = A.domain.random(2, generator=seeded())
     v = v / v.norm(dim=1, keepdim=True)
     power = torch.eye(60, dtype=F64)
     for degree in range(10):

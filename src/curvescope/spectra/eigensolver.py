@@ -10,7 +10,7 @@ a test afterwards bounds the probability of that: see :mod:`curvescope.spectra.s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -65,6 +65,10 @@ class EigenPairs:
         """A digest of the pairs; of vectors that are spread, that of their values and residuals."""
         here = () if self.domain else (self.local,)
         return digest("eigenpairs", self.values, self.residuals, self.products, *here)
+
+    def whole(self) -> EigenPairs:
+        """The same pairs with whole vectors on every rank, which a file can hold."""
+        return replace(self, local=self.vectors, domain=None)
 
     @property
     def vectors(self) -> Tensor:

@@ -29,7 +29,7 @@ class Staged(Estimator[R]):
 
     @abstractmethod
     def rows(self, stage: str) -> Tensor:
-        """The rows ``[b, count]`` that a stage multiplies; ``images`` has those of stages before."""
+        """The rows ``[b, count]`` that a stage multiplies; ``images`` has earlier ones."""
 
     def _begin(self, saved: State) -> None:
         """Begin the next stages up to one that has rows to multiply."""

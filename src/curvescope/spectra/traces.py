@@ -235,7 +235,7 @@ class HutchPlusPlus(Staged[Estimate[float]]):
     """``‖A‖_F² = ‖A Q‖_F² + E ‖A (I − Q Qᵀ) ω‖²``, a third of the products for each part."""
 
     task = "frobenius"
-    stages = ("range", "inside", "rest")
+    stages = vectors = ("range", "inside", "rest")
 
     def __init__(
         self, A: LinearOperator, *, generator: torch.Generator, probes: int, block: int

@@ -45,7 +45,7 @@ class XTrace(Staged[Estimate[float]]):
     """
 
     task = "trace"
-    stages = ("Y", "Z")
+    stages = vectors = ("Y", "Z")
 
     def __init__(
         self, A: LinearOperator, *, generator: torch.Generator, products: int, block: int

@@ -63,6 +63,8 @@ class Space:
         if len(self.of_ranks) != self.group.size:
             given = f"{len(self.of_ranks)} for {self.group.size} ranks"
             raise CurvescopeError("Space", "`parts` must have one entry for each rank", given=given)
+        if self.alone:  # everything, in its own order
+            self.of_ranks = (((0, size),),)
         self.parts = self.of_ranks[self.group.rank]
         self.counts = [sum(end - begin for begin, end in parts) for parts in self.of_ranks]
         self.count = self.counts[self.group.rank]
@@ -237,4 +239,5 @@ def _checked(size: int, parts: Sequence[Sequence[tuple[int, int]]]) -> tuple[Par
 
 def _cut(whole: Tensor, parts: Parts) -> Tensor:
     """The numbers of some ranges, in memory of their own."""
-    return torch.cat([whole[..., begin:end] for begin, end in parts], dim=-1)
+    pieces = [whole[..., begin:end] for begin, end in parts]
+    return torch.cat([whole[..., :0], *pieces], dim=-1)
