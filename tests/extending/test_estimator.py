@@ -147,7 +147,7 @@ def test_what_would_be_lost_is_refused(module: Any) -> None:
     class Hasty(module.Power):  # type: ignore[misc, name-defined]
         def __init__(self, A: LinearOperator, steps: int, *, generator: torch.Generator) -> None:
             super().__init__(A, steps, generator=generator)
-            self.image: Tensor = A @ self.state["v"]
+            self.image: Tensor = A.on_rows(self.state["v"])
 
     for kind, words in (
         (Forgetful, "a step sets 'last', which is no part of its state; keep it there"),
