@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -68,6 +69,8 @@ def _rank(
         result = function(rank, size, *args)
     except BaseException:
         result = traceback.format_exc()
+    if "RANKS_CPU" in os.environ:
+        print("CPU", rank, function.__name__, time.process_time(), file=sys.stderr)
     sender.send(result)
     sender.close()
     os._exit(0)  # without waiting for ranks that have ended

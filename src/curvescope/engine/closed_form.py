@@ -21,7 +21,6 @@ from curvescope.engine.blocks import Sizes, factors_of, part_of
 from curvescope.engine.layer_factors import Factors, merged
 from curvescope.engine.matrix import Matrix
 from curvescope.engine.squeeze import Part
-from curvescope.errors import CurvescopeError
 from curvescope.problem.batches import Batch
 from curvescope.problem.losses import LossAt
 from curvescope.record import memory
@@ -34,6 +33,7 @@ from curvescope.record.selection import UnsupportedLayer
 
 Pieces = tuple[list[Factors], float]  # of all batches, and the weight of all terms of the loss
 Scaled = list[tuple[float, list[Factors]]]  # the coefficient of each output matrix's factors
+Sums = tuple[Tensor, float]  # over the terms of the loss, and the weight of these terms
 
 
 class ClosedForm:
@@ -124,7 +124,7 @@ class ClosedForm:
     # Products -----------------------------------------------------------------------------------
 
     def product(self, scaled: Scaled, matrix: Matrix, rows: Tensor, columns: int | None) -> Tensor:
-        """``[k, P]`` to ``[k, P]`` from what is kept."""
+        """``[k, P]`` to ``[k, P]`` from what is kept, as a sum over the terms of the loss."""
         part = self._layer(matrix)
         rows = part.enter(rows)
         total = torch.zeros_like(rows)
@@ -133,27 +133,31 @@ class ClosedForm:
                 total.add_(factors.product(rows, part, columns), alpha=scale)
         return part.leave(total)
 
-    def stream(self, matrix: Matrix, rows: Tensor, columns: int | None) -> Tensor:
+    def stream(self, matrix: Matrix, rows: Tensor, columns: int | None) -> Sums:
         """``[k, P]`` to ``[k, P]``, recording one batch after the other."""
         part = self._layer(matrix)
         rows = part.enter(rows)
-        total = torch.zeros_like(rows)
+        total, terms = torch.zeros_like(rows), 0.0
         for output, c in matrix.mix.outputs:
-            part_sum, terms = torch.zeros_like(rows), 0.0
+            terms = 0.0
             for factors, weight in self._walk(matrix, part.layer, output):
-                part_sum += factors.product(rows, part, columns)
+                total.add_(factors.product(rows, part, columns), alpha=c)
                 terms += weight
-            total.add_(part_sum, alpha=c / terms)
-        return part.leave(total)
+        return part.leave(total), terms
 
     # Keeping ------------------------------------------------------------------------------------
 
     def serving(self, matrix: Matrix) -> Scaled:
-        """What is kept, with its scale, for each of the output matrices; none if one is missing."""
+        """What is kept for each of the output matrices; none if one is missing."""
         layer = self._layer(matrix).layer
         entries = [(c, self._factors.get((layer, output))) for output, c in matrix.mix.outputs]
-        scaled = [(c / entry[1], entry[0]) for c, entry in entries if entry is not None]
+        scaled = [(c, entry[0]) for c, entry in entries if entry is not None]
         return scaled if len(scaled) == len(entries) else []
+
+    def weight(self, matrix: Matrix) -> float:
+        """The weight of the terms of the loss, of what is kept."""
+        _, weight = self._factors[self._layer(matrix).layer, matrix.mix.outputs[0][0]]
+        return weight
 
     def fill(self, matrix: Matrix, allowed: Callable[[int | None], bool]) -> bool:
         """Keep the factors if that is ``allowed`` for the bytes that it takes; whether it is.
@@ -186,13 +190,8 @@ class ClosedForm:
         self, matrix: Matrix, layer: str, output: OutputMatrix, *, keep: bool = False
     ) -> Iterator[tuple[Factors, float]]:
         """The factors of each batch and the weight of its loss terms."""
-        total = 0.0
         for batch in matrix.problem.batches(copied=keep):
-            factors, weight = self._of_batch(matrix, layer, output, batch)
-            total += weight
-            yield factors, weight
-        if total == 0:
-            raise CurvescopeError("Problem(data)", "no target counts (all are ignored)")
+            yield self._of_batch(matrix, layer, output, batch)
 
     def _of_batch(
         self, matrix: Matrix, layer: str, output: OutputMatrix, batch: Batch

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from curvescope.engine import cost, kept, streamed
 from curvescope.engine.captured import CapturedProducts
-from curvescope.engine.closed_form import ClosedForm, Scaled
+from curvescope.engine.closed_form import ClosedForm, Scaled, Sums
 from curvescope.engine.linearize import SHARE, Linearizer, add_product, group
 from curvescope.engine.matrix import DEPTHS, Depth, Matrix, Options
 from curvescope.engine.plan import Plan
 from curvescope.engine.squeeze import Part
-from curvescope.errors import CurvescopeError, MemoryLimitError
+from curvescope.errors import MemoryLimitError
 from curvescope.problem.problem import Problem
 from curvescope.record import memory
 from curvescope.record.rules import Untraceable
@@ -48,27 +48,29 @@ class Engine:
     # Products -----------------------------------------------------------------------------------
 
     def product(self, matrix: Matrix, rows: Tensor, how: Options) -> Tensor:
-        """``[k, P]`` to ``[k, P]``: the weighted mean over all terms."""
-        matrix.problem.check_unchanged()
-        return self._trying(matrix, lambda: self._product(matrix, rows, how))
+        """``[k, P]`` to ``[k, P]``: the weighted mean over all terms, one collective in a group."""
+        problem = matrix.problem
+        with problem.group.together():
+            problem.check_unchanged()
+            total, weight = self._trying(matrix, lambda: self._product(matrix, rows, how))
+        return problem.mean_(total, weight)
 
-    def _product(self, matrix: Matrix, rows: Tensor, how: Options) -> Tensor:
+    def _product(self, matrix: Matrix, rows: Tensor, how: Options) -> Sums:
         if self._in_closed_form(matrix, how, len(rows)):
             scaled = self._recorded(matrix) if how.keep is True else []
             if not scaled:
                 return self._closed.stream(matrix, rows, how.columns)
             apply = partial(self._closed.product, scaled, matrix)
-            return self._captured("closed form", apply, matrix, rows, how)
+            total = self._captured("closed form", apply, matrix, rows, how)
+            return total, self._closed.weight(matrix)
         batches = self._linearized(matrix) if how.keep is True else ()
         depth = matrix.depth if batches else matrix.streamed_depth(len(rows))
         with self._linearizer.trying(depth):
             if batches and how.cuda_graph:
                 return self._replayed(batches, matrix, rows, how)
             if batches:
-                total, weight = kept.product(batches, matrix, rows, how.columns)
-            else:
-                total, weight = streamed.product(self._linearizer, matrix, rows, how.columns)
-        return total.div_(_some(weight))
+                return kept.product(batches, matrix, rows, how.columns)
+            return streamed.product(self._linearizer, matrix, rows, how.columns)
 
     def _in_closed_form(self, matrix: Matrix, how: Options, columns: int) -> bool:
         """Recording ``K`` directions pays for many products, or for ``K`` columns at least."""
@@ -76,16 +78,14 @@ class Engine:
             return False
         return how.keep is True or columns >= self._closed.directions(matrix)
 
-    def _replayed(
-        self, batches: kept.Batches, matrix: Matrix, rows: Tensor, how: Options
-    ) -> Tensor:
+    def _replayed(self, batches: kept.Batches, matrix: Matrix, rows: Tensor, how: Options) -> Sums:
         how = replace(how, columns=how.columns or group(batches[0], matrix))
 
         def apply(rows: Tensor, columns: int | None) -> Tensor:
-            total, weight = kept.product(batches, matrix, rows, columns)
-            return total.div_(_some(weight))
+            return kept.product(batches, matrix, rows, columns)[0]
 
-        return self._captured("tape", apply, matrix, rows, how)
+        total = self._captured("tape", apply, matrix, rows, how)
+        return total, sum(batch.weight for batch in batches)
 
     def _captured(
         self, strategy: str, apply: Callable[[Tensor, int | None], Tensor], matrix: Matrix,
@@ -99,22 +99,24 @@ class Engine:
 
     def forms(self, matrix: Matrix, rows: Tensor, how: Options) -> Tensor:
         """``xᵀ A x`` for the rows, ``[k]``, in float64; for ``Jᵀ B J`` without backward passes."""
-        matrix.problem.check_unchanged()
-        return self._trying(matrix, lambda: self._forms(matrix, rows, how))
+        problem = matrix.problem
+        with problem.group.together():
+            problem.check_unchanged()
+            total, weight = self._trying(matrix, lambda: self._forms(matrix, rows, how))
+        return problem.mean_(total, weight)
 
-    def _forms(self, matrix: Matrix, rows: Tensor, how: Options) -> Tensor:
+    def _forms(self, matrix: Matrix, rows: Tensor, how: Options) -> Sums:
         keeps = how.keep is True
         depth: Depth = matrix.depth if keeps else "forward"
         closed = keeps and self._closed.applies(matrix)
         if matrix.second_order or closed or not self._linearizer.tapes(depth):
-            return (rows.double() * self._product(matrix, rows, how)).sum(1)
+            total, weight = self._product(matrix, rows, how)
+            return (rows.double() * total).sum(1), weight
         batches = self._linearized(matrix) if keeps else ()
         with self._linearizer.trying(depth if batches else "forward"):
             if batches and self._linearizer.tapes(depth):
-                total, weight = kept.forms(batches, matrix, rows, how.columns)
-            else:
-                total, weight = streamed.forms(matrix, rows, how.columns)
-        return total / _some(weight)
+                return kept.forms(batches, matrix, rows, how.columns)
+            return streamed.forms(matrix, rows, how.columns)
 
     def _trying(self, matrix: Matrix, act: Callable[[], T]) -> T:
         """``act()``, anew where a strategy turns out not to apply: the next one takes its place."""
@@ -133,11 +135,21 @@ class Engine:
         """Keep what products need, as far as the options and the memory allow; whether it is."""
         if how.keep is False:
             return False
-        matrix.problem.check_unchanged()
         allowed = _must_fit if how.keep is True else _fits
-        return self._trying(
+        return self._agreed(
             matrix, lambda: self._hold(matrix, self._closed.applies(matrix), allowed)
         )
+
+    def _agreed(self, matrix: Matrix, hold: Callable[[], bool]) -> bool:
+        """Whether what is to be kept is, on every rank; else nothing is."""
+        ranks = matrix.problem.group
+        with ranks.together():
+            matrix.problem.check_unchanged()
+            kept_here = self._trying(matrix, hold)
+        agreed = ranks.agree(kept_here)
+        if kept_here and not agreed:
+            self.release()
+        return agreed
 
     def _linearized(self, matrix: Matrix) -> kept.Batches:
         """What is kept for an operator that keeps; none while another thread fills it."""
@@ -167,19 +179,23 @@ class Engine:
         return self._batches.fill(matrix, fits, self._graphs.clear)
 
     def root(self, matrix: Matrix, how: Options) -> tuple[Part, Scaled] | None:
-        """The layer and the factors of ``Rᵀ R``, where the matrix has such a form to keep."""
-        matrix.problem.check_unchanged()
-        return self._trying(matrix, lambda: self._root(matrix, how))
-
-    def _root(self, matrix: Matrix, how: Options) -> tuple[Part, Scaled] | None:
+        """The layer and the factors of ``Σ Rᵀ R``, where the matrix has such a form to keep."""
         outputs = matrix.mix.outputs
         if len(outputs) != 1 or outputs[0][1] < 0 or how.keep is False:
             return None
         part = self._closed.part(matrix)
-        if part is None or not self._closed.applies(matrix) or not self._hold(matrix, True, _fits):
+        if part is None or not self._agreed(matrix, lambda: self._holds_root(matrix)):
             return None
-        scaled = self._closed.serving(matrix)
-        return (part, scaled) if scaled else None
+        return part, self._closed.serving(matrix)
+
+    def _holds_root(self, matrix: Matrix) -> bool:
+        if not self._closed.applies(matrix) or not self._hold(matrix, True, _fits):
+            return False
+        return bool(self._closed.serving(matrix))
+
+    def weight(self, matrix: Matrix) -> float:
+        """The weight of the terms that the factors of :meth:`root` belong to."""
+        return self._closed.weight(matrix)
 
     def release(self) -> None:
         """Let everything go that is kept."""
@@ -303,9 +319,3 @@ def _must_fit(matrix: Matrix, needed: int | None, held: int) -> bool:
         remedy = "use `keep=False` or less data"
         raise MemoryLimitError("products", rule, remedy=remedy)
     return True
-
-
-def _some(weight: float) -> float:
-    if weight == 0:
-        raise CurvescopeError("Problem(data)", "no target counts (all are ignored)")
-    return weight

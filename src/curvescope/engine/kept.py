@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from curvescope._state import tuned_kernels
+from curvescope.engine.closed_form import Sums
 from curvescope.engine.linearize import Linearizer, add_product, held_by
 from curvescope.engine.matrix import DEPTHS, Depth, Matrix
-from curvescope.engine.streamed import Sums, add_forms
+from curvescope.engine.streamed import add_forms
 from curvescope.problem.problem import Problem
 from curvescope.record.batch import LinearizedBatch, TapeBatch
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from curvescope.engine import fitting
+from curvescope.engine.closed_form import Sums
 from curvescope.engine.linearize import SHARE, Linearizer, add_product, columns_for
 from curvescope.engine.matrix import Matrix
 from curvescope.errors import CurvescopeError
@@ -20,8 +21,6 @@ from curvescope.record.live import LiveBatch
 from curvescope.record.outputs import SampledFisher
 from curvescope.record.rules import Untraceable
 from curvescope.record.samples import first_samples, pieces
-
-Sums = tuple[Tensor, float]  # over the terms of the loss, and the weight of these terms
 
 
 def product(linearizer: Linearizer, matrix: Matrix, rows: Tensor, columns: int | None) -> Sums:

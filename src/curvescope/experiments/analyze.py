@@ -188,4 +188,4 @@ def _contents(problem: Problem, name: str) -> DataNote:
             rule = f"the data has NaN or infinite numbers, in batch {index}"
             raise CurvescopeError("analyze", rule, remedy="remove them")
         samples += next(len(leaf) for leaf in leaves if leaf.ndim)
-    return DataNote(name, samples, problem.data_identity)
+    return DataNote(name, int(problem.count(samples)), problem.data_identity)

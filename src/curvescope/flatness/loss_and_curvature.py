@@ -177,4 +177,4 @@ def _loss_after(problem: Problem, shift: Tensor) -> float:
                 z = problem.output(moved, batch)
             loss = problem.loss_at(z, batch)
             total, weight = total + float(loss.value().double()), weight + loss.weight
-    return total / weight
+    return problem.count(total) / problem.whole_weight(weight)

@@ -6,17 +6,16 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from curvescope.errors import CurvescopeError
 from curvescope.problem import Problem
-from curvescope.problem.batches import Batches
 from curvescope.problem.losses import Terms
+from curvescope.ranks import GroupLike
 from curvescope.spectra.control import Status
 from curvescope.spectra.estimate import Estimate, Samples
 
@@ -59,18 +58,19 @@ def scores(problem: Problem) -> Scores:
         total, weight = total + at.value().double(), weight + at.weight
         samples += at.count
         all_terms.append(at.each())
-    if weight == 0.0:
-        raise CurvescopeError("Problem(data)", "no target counts (all are ignored)")
-    value = float(total / weight)
+    value, samples = float(problem.mean_(total, weight)), int(problem.count(samples))
     terms = [batch_terms for batch_terms in all_terms if batch_terms is not None]
-    stderr = _stderr(terms, value) if len(terms) == len(all_terms) else float("inf")
-    return Scores(Estimate(value, stderr, 0, samples), _error(terms), samples)
+    known = problem.group.agree(len(terms) == len(all_terms))
+    stderr = _stderr(problem, terms, value) if known else float("inf")
+    return Scores(Estimate(value, stderr, 0, samples), _error(problem, terms), samples)
 
 
-def _stderr(terms: Sequence[Terms], mean: float) -> float:
+def _stderr(problem: Problem, terms: Sequence[Terms], mean: float) -> float:
     """The error of a weighted mean, ``√(n/(n − 1) Σ w² (ℓ − L)²) / Σ w``."""
-    losses = torch.cat([batch_terms.losses.double() for batch_terms in terms])
-    weights = torch.cat([batch_terms.weights.double() for batch_terms in terms])
+    losses = problem.concatenate(torch.cat([batch_terms.losses.double() for batch_terms in terms]))
+    weights = problem.concatenate(
+        torch.cat([batch_terms.weights.double() for batch_terms in terms])
+    )
     n = len(losses)
     if n < 2:
         return float("inf")
@@ -78,43 +78,38 @@ def _stderr(terms: Sequence[Terms], mean: float) -> float:
     return (n / (n - 1)) ** 0.5 * spread / float(weights.sum())
 
 
-def _error(terms: Sequence[Terms]) -> Estimate[float] | None:
+def _error(problem: Problem, terms: Sequence[Terms]) -> Estimate[float] | None:
     """The fraction of wrong predictions; None for a loss without predicted labels."""
     wrong = [batch_terms.wrong for batch_terms in terms if batch_terms.wrong is not None]
-    samples = Samples((), wrong[0].device) if wrong else None
-    for misses in wrong:
-        if samples is not None and len(misses):
-            samples.add(misses.double())
-    return samples.estimate(0, Status.DONE) if samples is not None and samples.count else None
+    if not problem.group.agree(bool(wrong)):
+        return None
+    misses = problem.concatenate(torch.cat(wrong).double())
+    samples = Samples((), misses.device)
+    if len(misses):
+        samples.add(misses)
+    return samples.estimate(0, Status.DONE) if samples.count else None
 
 
 def on_other_data(
-    problem: Problem, data: Any, *, mode: str | None = None, model: nn.Module | None = None
+    problem: Problem,
+    data: Any,
+    *,
+    mode: str | None = None,
+    model: nn.Module | None = None,
+    group: GroupLike = True,
 ) -> Problem:
-    """The same loss and variables with other data, in another mode, or of another model."""
+    """The same loss and variables with other data, in another mode, or of another model.
+
+    The data are those of this rank, as the problem's are, unless another ``group`` is given.
+    """
     return Problem(
         problem.model if model is None else model,
-        _Pairs(data) if isinstance(data, Batches) else data,
+        data,
         loss=problem.loss,
         params=list(problem.params.names),
         mode=mode or problem.mode,
+        group=problem.group if group is True else group,
     )
-
-
-class _Pairs:
-    """The batches of one problem as ``(input, target)`` pairs, to build another problem."""
-
-    def __init__(self, batches: Batches) -> None:
-        self._batches = batches
-
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        for batch in self._batches:
-            yield batch.inputs, batch.target
-
-    def __len__(self) -> int:
-        if self._batches.length is None:
-            raise TypeError("the data does not know its length")
-        return self._batches.length
 
 
 @dataclass(frozen=True)

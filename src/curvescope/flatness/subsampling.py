@@ -134,7 +134,7 @@ def subsampling_study(
         rows = []
         for _ in range(repeats):
             chosen = torch.randperm(total, generator=generator, device=generator.device)[:size]
-            part = on_other_data(problem, _taken(inputs, target, chosen))
+            part = on_other_data(problem, _taken(inputs, target, chosen), group=None)
             rows.append([m.mean() for m in _moments(kind(part), vectors)])
         subsamples.append(_subsample(size, torch.tensor(rows, dtype=torch.float64)))
     return SubsamplingStudy(matrix, total, whole[0], whole[1], tuple(subsamples))
@@ -166,7 +166,7 @@ def _subsample(size: int, rows: Tensor) -> Subsample:
 
 def _gathered(problem: Problem) -> tuple[Any, Tensor]:
     """All inputs and targets, each as one tensor (or tree of them)."""
-    batches = list(problem.batches())
+    batches = problem.data.of_all()
     inputs = pytree.tree_map(lambda *parts: torch.cat(parts), *(b.inputs for b in batches))
     return inputs, torch.cat([b.target for b in batches])
 

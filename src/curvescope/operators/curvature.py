@@ -175,7 +175,7 @@ class Curvature(LinearOperator):
         piecewise = self.problem.companion(PiecewiseLinear)
         if not self._matrix.second_order:
             return self
-        if not piecewise.behind_each_layer(self.problem, self.space):
+        if not self.problem.group.agree(piecewise.behind_each_layer(self.problem, self.space)):
             return self
         return self._like(mix=Mix(0.0, self.mix.outputs))
 
@@ -209,7 +209,8 @@ class Curvature(LinearOperator):
         if root is None:
             return None
         part, [(square, pieces)] = root
-        return LayerRoot(self._matrix, part, pieces, square**0.5)
+        whole = self.problem.whole_weight(self._engine.weight(self._matrix))
+        return LayerRoot(self._matrix, part, pieces, (square / whole) ** 0.5)
 
     def _scaled(self, factor: float) -> LinearOperator:
         return self._like(mix=self.mix * factor)

@@ -26,8 +26,10 @@ from curvescope.errors import MemoryLimitError
 from curvescope.operators.base import Dual, LinearOperator
 from curvescope.operators.curvature import Curvature
 from curvescope.operators.row_blocks import Directions, RowBlocks
+from curvescope.operators.rows import Rows
 from curvescope.operators.simple import LowRank
 from curvescope.problem import ParamSpace, Problem
+from curvescope.problem.batches import Batch
 from curvescope.problem.losses import Loss
 from curvescope.record import memory
 from curvescope.record.outputs import ClassOuter, GradientOuter, LossHessian, OutputMatrix
@@ -112,7 +114,8 @@ class GramForm:
     Cost of :meth:`matrix`: one forward pass and ``K`` backward passes over the data (``K``
     directions a sample), repeated for every pair of blocks if the inputs and errors of all layers
     do not fit into memory at once; then about ``size² Σ_l min(m n, T² m)`` operations in float64.
-    Memory: ``size²`` float64 numbers and those inputs and errors.
+    Memory: ``size²`` float64 numbers and those inputs and errors. In a group every rank has the
+    samples of all, and takes its share of the pairs of blocks.
 
     Args:
         problem: the model and its data.
@@ -173,18 +176,27 @@ class GramForm:
         n, device = self.size, self.source.problem.device
         K = torch.zeros(n, n, dtype=torch.float64, device=device)
         blocks = self.source.blocks()
+        ranks = self.source.problem.group
         starts = [0]
-        for i, block in enumerate(blocks):
-            left = self.source.rows(block)
-            starts.append(starts[-1] + left[0].count)
-            place = slice(starts[i], starts[i + 1])
-            for rows in left:
-                rows.add_gram(K[place, place])
-            for j in range(i):
-                for rows, others in zip(left, self.source.rows(blocks[j]), strict=True):
-                    rows.add_products(others, K[place, starts[j] : starts[j + 1]])
-        K = K.tril_().mul_(self._factor / self.source.counts[1])
+        with ranks.together():
+            for i, block in enumerate(blocks):
+                left = self.source.rows(block)
+                starts.append(starts[-1] + left[0].count)
+                place = slice(starts[i], starts[i + 1])
+                for j in range(i + 1):
+                    if (i + j) % ranks.size == ranks.rank:
+                        self._add(left, blocks[j], K[place, starts[j] : starts[j + 1]], i == j)
+        K = ranks.sum_(K).tril_().mul_(self._factor / self.source.counts[1])
         return K + K.tril(-1).T
+
+    def _add(self, left: list[Rows], block: list[Batch], K: Tensor, same: bool) -> None:
+        """The inner products of the rows of two blocks, or of one with itself."""
+        if same:
+            for rows in left:
+                rows.add_gram(K)
+            return
+        for rows, others in zip(left, self.source.rows(block), strict=True):
+            rows.add_products(others, K)
 
     def diagonal(self) -> Tensor:
         """``‖row‖²`` of every row: ``[size]`` in float64; their sum is the trace of ``G``."""

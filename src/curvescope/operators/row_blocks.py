@@ -30,7 +30,8 @@ _SHARE = 0.4  # of the free memory that the rows of two blocks may take
 class RowBlocks:
     """Rows ``J_iᵀ q_k`` over some parameters, in the order of the data: sample, direction.
 
-    The data is read once and held, so that a loader that shuffles does no harm. Layers of every
+    The data is read once and held, so that a loader that shuffles does no harm; in a group every
+    rank holds that of all, since every row meets every other one. Layers of every
     kind are recorded, also norms and embeddings; every other parameter costs a backward pass for
     each row.
     """
@@ -45,22 +46,27 @@ class RowBlocks:
         held: list[Batch] | None = self.__dict__.get("_batches")
         if held is None:
             self.problem.check_unchanged()
-            held = self.__dict__.setdefault("_batches", list(self.problem.batches()))
+            read = self.problem.data.of_all() if self.in_group else list(self.problem.batches())
+            held = self.__dict__.setdefault("_batches", read)
         return held
+
+    @property
+    def in_group(self) -> bool:
+        """Whether the data lie on several ranks."""
+        return not self.problem.group.alone
 
     @cached_property
     def counts(self) -> tuple[int, float]:
         """Rows, and the weight of all terms of the loss; one forward pass over the data."""
         rows, weight = 0, 0.0
         # Before anything is known to fit, the data is not held: it may be large.
-        for batch in self.__dict__.get("_batches") or self.problem.batches():
+        held = None if self.in_group else self.__dict__.get("_batches")
+        for batch in held or self.problem.batches():
             z = self._output(self.problem.variables(), batch).detach()
             u = self._pull(z, batch.target)
             rows += u.shape[0] * u.shape[1]
             weight += self.problem.loss_at(z, batch).weight
-        if weight == 0:
-            raise CurvescopeError("Problem(data)", "no target counts (all are ignored)")
-        return rows, weight
+        return int(self.problem.count(rows)), self.problem.whole_weight(weight)
 
     def restrict(self, space: ParamSpace) -> RowBlocks:
         """The same rows over fewer parameters."""
@@ -184,7 +190,8 @@ class RowBlocks:
             raw = sum(r.errors.nbytes + r.inputs.nbytes for r in records.values())
         bytes_each = max(1, sum(rows.nbytes() for rows in self._rows_of(first)))
         room = _SHARE * (memory.free(device) - 8 * self.counts[0] ** 2)
-        return max(1, _CHUNK.get(device.type, 1 << 30) // raw), max(1, int(room / bytes_each / 2))
+        block = min(self.problem.group.counts(max(1, int(room / bytes_each / 2))))
+        return max(1, _CHUNK.get(device.type, 1 << 30) // raw), block
 
     def blocks(self) -> list[list[Batch]]:
         """Pieces grouped into blocks, two of which fit into memory; one shape to a block."""

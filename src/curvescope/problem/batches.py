@@ -14,8 +14,10 @@ from torch.utils.data import DataLoader, RandomSampler
 
 from curvescope.errors import CurvescopeError
 from curvescope.identity import Writes, digest, row_digests
+from curvescope.problem import shards
 from curvescope.problem.passes import Passes
 from curvescope.problem.soundness import check_batch
+from curvescope.ranks import Group
 
 
 @dataclass(frozen=True)
@@ -35,26 +37,39 @@ class Batches:
     ``DataLoader`` or any other iterable gives pairs ``(input, target)`` or mappings with the target
     under ``"labels"``. Inputs may be tensors, tuples or mappings of tensors. An iterator, which
     could be walked only once, is read into memory.
+
+    With a ``group`` they are the batches of this rank, numbered as in the whole; None, or data
+    without samples, on a rank that has none. Samples that a ``DistributedSampler`` repeats are left
+    out.
     """
 
     def __init__(
-        self, data: Any, device: torch.device, batch_size: int | None, dtype: torch.dtype
+        self,
+        data: Any,
+        device: torch.device,
+        batch_size: int | None,
+        dtype: torch.dtype,
+        group: Group | None = None,
     ) -> None:
         self._device, self._dtype = device, dtype
+        self.group = Group.of(None) if group is None else group
         self.targets: list[Any] = []  # of data given whole, as tensors
         if isinstance(getattr(data, "tensors", None), tuple):
             data = data.tensors
         if isinstance(data, tuple | Mapping):
             data = self._tensors(data)
-        if isinstance(data, Mapping) or (
+        if not self.group.alone and shards.nothing(data):
+            self._data: Iterable[Any] = []
+        elif isinstance(data, Mapping) or (
             isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Tensor)
         ):
             inputs, target = _pair(data)
             check_batch(inputs, target, 0)
-            self._data: Iterable[Any] = _cut(inputs, target, batch_size)
+            self._data = _cut(inputs, target, batch_size)
             self.targets = [target]
         elif isinstance(data, Iterable) and not isinstance(data, str | Tensor):
             self._data = list(data) if isinstance(data, Iterator) else data
+            self._data = shards.without_padding(self._data, self.group)
         else:
             rule = "needs (X, y), a DataLoader or an iterable of (input, target) batches"
             raise CurvescopeError("Problem(data)", rule, given=type(data).__name__)
@@ -62,12 +77,45 @@ class Batches:
             self.length: int | None = len(self._data)  # type: ignore[arg-type]
         except TypeError:
             self.length = None
-        if self.length == 0:
+        if self.group.alone and self.length == 0:
             raise _empty()
+        self._meet()
         fixed = isinstance(self._data, list | tuple)  # the same tensors in every pass
         self._passes = None if fixed else Passes()
         leaves = pytree.tree_leaves(list(self._data)) if fixed else []
         self._writes = Writes([leaf for leaf in leaves if isinstance(leaf, Tensor)])
+
+    def _meet(self) -> None:
+        """Learn what the other ranks have, and borrow where this one has nothing.
+
+        ``counts`` is False on a rank without data: it computes with a few samples of another one,
+        so that it takes part in everything, and adds nothing. ``start`` is the number of the first
+        batch in the whole, None where a rank does not know how many it has.
+        """
+        self.counts = True
+        self.start: int | None = 0
+        if self.group.alone:
+            return
+        if self.length is None and shards.nothing(self._data):
+            self.length = 0
+        lengths = self.group.plain_of_all(self.length)
+        if not any(length != 0 for length in lengths):
+            raise _empty()
+        before = lengths[: self.group.rank]
+        self.start = None if None in before else sum(before)
+        self._data = shards.lent(self.group, self._data, lengths, self._tensors)
+        self.counts, self.length = self.length != 0, self.length or 1
+
+    def of_all(self) -> list[Batch]:
+        """The batches of all ranks, in their order, on every rank."""
+        if self.group.alone:
+            return list(self)
+        mine = [(batch.inputs, batch.target) for batch in self] if self.counts else []
+        everything = shards.of_all(self.group, mine)
+        return [
+            Batch(self._move(inputs), self._move(target), index)
+            for index, (inputs, target) in enumerate(everything)
+        ]
 
     @property
     def shuffles(self) -> bool:
@@ -87,7 +135,7 @@ class Batches:
         """The batches; ``copied`` to memory that the caller's data do not share."""
         nothing = True
         notes: list[Tensor] = []
-        for index, item in enumerate(self._data):
+        for index, item in enumerate(self._data, self.start or 0):
             nothing = False
             inputs, target = _pair(self._tensors(item))
             check_batch(inputs, target, index)
@@ -104,6 +152,10 @@ class Batches:
             rule = f"two passes over the data disagree: {self.why_passes_differ()}"
             raise CurvescopeError("Problem(data)", rule)
 
+    def is_first(self, batch: Batch) -> bool:
+        """Whether it is the first one of this rank."""
+        return batch.index == (self.start or 0)
+
     @property
     def rebatched(self) -> bool:
         """Whether a later pass had the samples of the first one in other batches."""
@@ -119,7 +171,8 @@ class Batches:
         """Two digests of the contents: of the samples in any order, and of the batches in order.
 
         A sample is a row of all tensors of a batch; a batch whose tensors differ in their first
-        dimension is one piece. Cost: one pass over the data.
+        dimension is one piece. Cost: one pass over the data. In a group they are those of the data
+        of all ranks, the first one the same however these lie on them.
         """
         samples: list[str] = []
         batches: list[str] = []
@@ -133,6 +186,9 @@ class Batches:
                 notes.append(self._passes.note((self._move(inputs), self._move(target))))
         if notes:
             self._hold(notes)
+        everywhere = self.group.plain_of_all([samples, batches] if self.counts else [[], []])
+        samples = [each for of_rank, _ in everywhere for each in of_rank]
+        batches = [each for _, of_rank in everywhere for each in of_rank]
         return digest(sorted(samples)), digest(batches)
 
     def _tensors(self, item: Any) -> Any:

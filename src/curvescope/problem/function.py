@@ -24,13 +24,20 @@ from curvescope.problem.causes import model_error
 from curvescope.problem.evaluation import differentiated
 from curvescope.problem.independence import apart
 from curvescope.problem.params import ParamSpace, Selection
-from curvescope.problem.soundness import check_mode, check_model, check_weights, device_and_dtype
+from curvescope.problem.soundness import (
+    check_mode,
+    check_model,
+    check_weights,
+    device_and_dtype,
+    unwrapped,
+)
 
 
 class ModelFunction:
     """``w ↦ f(x; w)`` in one mode of the batch norms; see :class:`Problem` for the arguments."""
 
     def __init__(self, model: nn.Module, params: Selection, mode: str) -> None:
+        model = unwrapped(model)
         check_model(model)
         self.model: nn.Module = model
         self.mode = _checks.one_of("Problem", "mode", mode, ("eval", "train"))

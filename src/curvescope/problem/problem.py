@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from typing import Any, TypeVar
@@ -29,6 +29,7 @@ from curvescope.problem.losses.model_loss import (
 )
 from curvescope.problem.params import Selection
 from curvescope.problem.soundness import check_weights
+from curvescope.ranks import Group, GroupLike
 
 T = TypeVar("T")
 
@@ -63,6 +64,10 @@ class Problem(ModelFunction):
             differentiates through them. Dropout is off in both, and running buffers never move.
         batch_size: cuts ``(X, y)`` into batches of this size. Only for ``mode="eval"`` and models
             whose output for a sample does not depend on the rest of its batch.
+        group: the ranks that share the computation, each with its own batches as ``data``:
+            ``"world"`` for all processes of ``torch.distributed``, a ``ProcessGroup``, or None for
+            this process alone. Every rank then gets the numbers of the whole data, see
+            :mod:`curvescope.ranks`, and all of them must call the same things in the same order.
 
     A problem is fixed: it stores a copy of the model's weights and buffers, and every computation
     first compares them with that copy. After any change (an optimizer's step, ``load_state_dict``,
@@ -91,9 +96,25 @@ class Problem(ModelFunction):
         params: Selection = None,
         mode: str = "eval",
         batch_size: int | None = None,
+        group: GroupLike = None,
+    ) -> None:
+        self.group = data.group if isinstance(data, Batches) else Group.of(group)
+        with self.group.together():
+            data = data if targets is None else _pair(data, targets)
+            self._build(model, data, loss, params, mode, batch_size)
+        self._agree()
+
+    def _build(
+        self,
+        model: nn.Module,
+        data: Any,
+        loss: str | nn.Module | Callable[..., Tensor] | Loss,
+        params: Selection,
+        mode: str,
+        batch_size: int | None,
     ) -> None:
         super().__init__(model, params, mode)
-        data = data if targets is None else _pair(data, targets)
+        model = self.model
         labels = takes_labels(model)
         named = isinstance(loss, str) and loss == MODEL
         if named and not labels:
@@ -110,7 +131,10 @@ class Problem(ModelFunction):
             if mode == "train":
                 rule = "in `mode='train'` the batches are part of the loss"
                 raise CurvescopeError("Problem(batch_size)", rule, remedy="give them as a list")
-        self.data = Batches(data, self.device, batch_size, self.dtype)
+        shared = isinstance(data, Batches)  # those of another problem
+        self.data: Batches = (
+            data if shared else Batches(data, self.device, batch_size, self.dtype, self.group)
+        )
         self._cut = batch_size is not None and self.data.length != 1
         self._first: torch.Size | None = None  # the shape of the first output
         if self._named is None:
@@ -118,6 +142,23 @@ class Problem(ModelFunction):
                 self.loss.check_target(target)
         self._checked = False  # whether one full pass has checked targets and outputs
         self._companions: dict[Any, Any] = {}  # by class; see companion
+        self._weights: list[float] = []  # of all terms of the loss, once it is known
+        self._seen: list[bool] = []  # whether batches matter on any rank, once it is known
+
+    def _agree(self) -> None:
+        """Refuse ranks with different models or settings."""
+        if self.group.alone:
+            return
+        with self.group.together():
+            settings = digest(self.mode, self.loss, self.params.names, self.dtype)
+            mine = [self._contents.model_digest(), settings]
+        everywhere = self.group.plain_of_all(mine)
+        for what, digests in zip(("model", "settings"), zip(*everywhere, strict=True), strict=True):
+            other = next((r for r, each in enumerate(digests) if each != digests[0]), None)
+            if other is not None:
+                rule = f"all ranks must have the same {what}; that of rank {other} is another one"
+                remedy = "load the same weights on every rank" if what == "model" else None
+                raise CurvescopeError("Problem(group)", rule, remedy=remedy)
 
     def batches(self, *, copied: bool = False) -> Iterator[Batch]:
         """The batches, on the model's device, in the order of the data.
@@ -186,9 +227,10 @@ class Problem(ModelFunction):
 
         Weights, buffers, modules, mode, loss, the chosen variables and the data. In ``mode="eval"``
         the order of the samples and their batches do not enter, unless outputs depend on the batch
-        even then. Cost: a pass over weights and data and two outputs of the first batch, once.
+        even then. Cost: a pass over weights and data and two outputs of the first batch, once. In a
+        group it is that of the whole data, however these are shared out, and all ranks must ask.
         """
-        return self._identity(in_order=self._sees_batches)
+        return self._identity(in_order=self._in_order)
 
     @property
     def identity_in_order(self) -> str:
@@ -211,12 +253,21 @@ class Problem(ModelFunction):
     @property
     def data_identity(self) -> str:
         """The digest of the data in :attr:`identity`."""
-        return self._contents.data_digest(self.data, in_order=self._sees_batches)
+        return self._contents.data_digest(self.data, in_order=self._in_order)
 
     @property
     def _sees_batches(self) -> bool:
-        """Whether the loss depends on which samples share a batch."""
+        """Whether the loss depends on which samples share a batch, as far as this rank sees."""
         return self.mode == "train" or not self.samples_apart(next(iter(self.data)))
+
+    @property
+    def _in_order(self) -> bool:
+        """The same on any rank."""
+        if self.group.alone:
+            return self._sees_batches
+        if not self._seen:
+            self._seen.append(not self.group.agree(not self._sees_batches))
+        return self._seen[0]
 
     def _identity(self, *, in_order: bool) -> str:
         self.check_unchanged()
@@ -237,7 +288,7 @@ class Problem(ModelFunction):
         return at
 
     def _check_loss(self, z: Tensor, batch: Batch) -> None:
-        if batch.index == 0:
+        if self.data.is_first(batch):
             refuse_copied_labels(self.loss, batch.inputs, batch.target)
         self._first = z.shape if self._first is None else self._first
         variables = [p for name, p in self._parameters if name in self.params.shapes]
@@ -290,6 +341,12 @@ class Problem(ModelFunction):
         return self._pass(gradient=True)[1]
 
     def _pass(self, *, gradient: bool) -> tuple[Tensor, Tensor]:
+        with self.group.together():
+            value, weight, slope = self._sums(gradient=gradient)
+        return self.mean_(value, weight).to(self.dtype), self.mean_(slope, weight)
+
+    def _sums(self, *, gradient: bool) -> tuple[Tensor, float, Tensor]:
+        """Value and gradient as sums over the terms of this rank, with the weight of these."""
         self.check_unchanged()
         variables = self.variables()
         total = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -304,22 +361,63 @@ class Problem(ModelFunction):
                 total += at.value().double()
                 weight += at.weight
                 if gradient:
-                    if batch.index == 0:
+                    if self.data.is_first(batch):
                         refuse_leftovers(self.model, variables.values(), z)
                     pieces = torch.autograd.grad(
                         z, list(variables.values()), at.gradient(), allow_unused=True,
                         materialize_grads=True,
                     )  # fmt: skip
                     slope += self.params.flatten(dict(zip(variables, pieces, strict=True)))
-        if weight == 0:
+        return total, weight, slope
+
+    # Sums over the ranks ------------------------------------------------------------------------
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """The sum over all ranks of what each has summed over its data, in place."""
+        if not self.data.counts:
+            tensor.zero_()
+        return self.group.sum_(tensor)
+
+    def count(self, number: float) -> float:
+        """The same of a number, which is exact below 2⁵³."""
+        if self.group.alone:
+            return number
+        device = self.group.device
+        return float(self.sum_(torch.tensor(number, dtype=torch.float64, device=device)))
+
+    def concatenate(self, rows: Tensor, counts: Sequence[int] | None = None) -> Tensor:
+        """The rows that the ranks have for their data, in the order of the whole data.
+
+        ``counts`` are the numbers of rows of all ranks, where these are known.
+        """
+        return self.group.concatenate(rows if self.data.counts else rows[:0], counts)
+
+    def mean_(self, total: Tensor, weight: float) -> Tensor:
+        """The mean over the terms of the whole data, from a sum over those of this rank; in place.
+
+        ``weight`` is that of this rank's terms.
+        """
+        total = self.sum_(total)
+        return total.div_(self.whole_weight(weight))
+
+    def whole_weight(self, weight: float) -> float:
+        """The weight of the terms of the whole data, exchanged once."""
+        if not self._weights and not self.group.alone:
+            self._weights.append(self.count(weight))
+        whole = weight if self.group.alone else self._weights[0]
+        if whole == 0:
             raise CurvescopeError("Problem(data)", "no target counts (all are ignored)")
-        return (total / weight).to(self.dtype), slope / weight
+        return whole
 
     def check(self) -> None:
         """Refuse a problem whose two identical passes disagree, naming the likely cause.
 
         Cost: three passes over the data with gradients, twice on the first batch.
         """
+        with self.group.together():
+            self._check_passes()
+
+    def _check_passes(self) -> None:
         variables, first = self.variables(), next(iter(self.data))
         with self.evaluation():
             a, b = (self.output(variables, first).detach() for _ in range(2))

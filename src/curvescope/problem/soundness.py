@@ -15,6 +15,13 @@ from curvescope import _checks, _state
 from curvescope.errors import CurvescopeError
 
 
+def unwrapped(model: Any) -> Any:
+    """The module inside of ``DistributedDataParallel``, which only adds hooks for training."""
+    while isinstance(model, DistributedDataParallel):
+        model = model.module
+    return model
+
+
 def check_model(model: Any) -> None:
     """Refuse a model that cannot be run with other weights.
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 import secrets
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Union
 
 import torch
@@ -109,6 +111,7 @@ class Group:
         places = self._plain_of_all([host, self._mailbox.port, secret])
         self._mailbox.connect([(host, port) for host, port, _ in places], places[0][2])
         self.traffic = Traffic()
+        _tell_of_crashes(self)
 
     @property
     def alone(self) -> bool:
@@ -206,7 +209,7 @@ class Group:
     def _plain_of_all(self, value: Any) -> list[Any]:
         text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         counts = self.counts(len(text))
-        text = self.concatenate(text.to(self._device), counts).cpu()
+        text = self.concatenate(text.to(self.device), counts).cpu()
         return [json.loads(bytes(piece.tolist())) for piece in text.split(list(counts))]
 
     def plain(self, value: Any, source: int = 0) -> Any:
@@ -214,16 +217,16 @@ class Group:
         if self.alone:
             return value
         text = json.dumps(value).encode() if self.rank == source else b""
-        count = self.broadcast(torch.tensor([len(text)], device=self._device), source)
+        count = self.broadcast(torch.tensor([len(text)], device=self.device), source)
         letters = list(text) if self.rank == source else [0] * int(count)
-        sent = torch.tensor(letters, dtype=torch.uint8, device=self._device)
+        sent = torch.tensor(letters, dtype=torch.uint8, device=self.device)
         return json.loads(bytes(self.broadcast(sent, source).tolist()))
 
     def counts(self, count: int) -> list[int]:
         """The numbers of all ranks."""
         if self.alone:
             return [count]
-        each = torch.zeros(self.size, dtype=torch.int64, device=self._device)
+        each = torch.zeros(self.size, dtype=torch.int64, device=self.device)
         each[self.rank] = count
         return [int(n) for n in self.sum_(each).tolist()]
 
@@ -242,8 +245,8 @@ class Group:
         return sorted(self._backends.items())
 
     @property
-    def _device(self) -> torch.device:
-        """Where small data goes: NCCL has no other way than through the GPU."""
+    def device(self) -> torch.device:
+        """Where small data travels: NCCL has no other way than through the GPU."""
         return torch.device("cpu" if "cpu" in self._backends else "cuda")
 
     # Failure ------------------------------------------------------------------------------------
@@ -363,6 +366,18 @@ class Group:
 
     def __repr__(self) -> str:
         return f"Group(rank {self.rank} of {self.size})"
+
+
+def _tell_of_crashes(group: Group) -> None:
+    """An exception that nobody catches is told to the other ranks, before it is printed."""
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not isinstance(error, failure.RankError | SystemExit):
+            group._tell(error)
+        before(kind, error, trace)
+
+    sys.excepthook = hook
 
 
 _CONTIGUOUS = torch.contiguous_format

@@ -17,10 +17,13 @@ References:
 
 from __future__ import annotations
 
+from copy import copy
+
 import torch
 from torch import Tensor
 
 from curvescope.layers import Kind, LayerKind, LookupKind, ScaleKind, add_gram, mirror
+from curvescope.problem.problem import Problem
 from curvescope.record.capture import Capture
 
 SHARING = ("expand", "reduce")
@@ -144,6 +147,29 @@ class LayerMoments:
         for sums in self._batch:
             sums.zero_()
         self._batches = 0
+
+    def without_samples(self) -> LayerMoments:
+        """Sums of the same shapes that are zero."""
+        other = copy(self)
+        other._batch = [torch.zeros_like(sums) for sums in self._batch]
+        other._total, other._batches = None, 0
+        other.samples, other.weight, other._positions = 0, 0.0, 0
+        return other
+
+    def share(self, problem: Problem) -> None:
+        """Make the sums over this rank's data those over all data."""
+        if self._total is None:
+            self._total = [sums.to(torch.float64, copy=True) for sums in self._batch]
+            self._batches = 0
+        else:
+            self._begin()
+        self._place(max(problem.group.counts(self._total[2].shape[1])), 0)
+        self._total = [problem.sum_(total.contiguous()) for total in self._total]
+        for sums in self._batch:
+            sums.zero_()
+        self.samples = int(problem.count(self.samples))
+        self.weight = problem.count(self.weight)
+        self._positions = int(problem.count(self._positions))
 
     def means(self) -> tuple[Tensor, Tensor, Tensor]:
         """``E[Σ_t e eᵀ] / T``, ``E[X Xᵀ]`` and ``E[X]``; zeros without samples."""

@@ -37,10 +37,15 @@ class SampledFisher:
         """The product with each column; the draws depend on the seed and the batch alone."""
         gradients = loss.draws.get(self)
         if gradients is None:
-            generator = torch.Generator().manual_seed((self.seed + 0x9E3779B9 * batch) % 2**63)
+            generator = generator_of(self.seed, batch)
             gradients = loss.terms(loss.sample(self.samples, generator))
             loss.draws[self] = gradients
         return _outer(loss, gradients, t) / self.samples
+
+
+def generator_of(seed: int, batch: int) -> torch.Generator:
+    """The source of a batch's draws, which depend on the seed and the number of the batch alone."""
+    return torch.Generator().manual_seed((seed + 0x9E3779B9 * batch) % 2**63)
 
 
 @dataclass(frozen=True)

@@ -229,7 +229,7 @@ def _inner_products(problem: Problem, name: str, parts: list[KroneckerFactors]) 
                 record = record_layers(problem, piece, name, directions)[name]
             total += quadratic_forms(record.errors.double(), record.inputs.double(), factors)
             terms += len(record.inputs)
-    return total.cpu() / terms
+    return problem.sum_(total).cpu() / problem.count(terms)
 
 
 def quadratic_forms(e: Tensor, x: Tensor, factors: list[tuple[Tensor, Tensor]]) -> Tensor:

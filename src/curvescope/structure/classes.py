@@ -292,13 +292,24 @@ class _Means:
             self._counts[c] += mask.sum()
 
     def result(self) -> ClassStructure:
-        """The means with their weights."""
+        """The means with their weights, over the data of all ranks."""
+        self._logs, self._means = shared_means(self._problem, self._logs, self._means)
+        self._problem.sum_(self._counts)
         terms = int(self._counts.sum())
         if terms == 0:
             raise CurvescopeError("Problem(data)", "no target counts (all are ignored)")
         log_weights = self._logs - torch.tensor(terms, dtype=torch.float64).log()
         G = GaussNewton(self._problem)
         return ClassStructure(self._problem, G, self._counts, log_weights, self._means, self.groups)
+
+
+def shared_means(problem: Problem, logs: Tensor, means: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights ``[C, C]`` as logarithms and means ``[C, C, …]`` over all ranks, from this rank's."""
+    if problem.group.alone:
+        return logs, means
+    total = torch.logsumexp(problem.concatenate(logs[None]), 0)
+    share = torch.exp(logs - total).nan_to_num(0.0)
+    return total, problem.sum_(means.mul_(share[..., None].to(means)))
 
 
 def groups_of(classes: Any, outputs: int, where: str) -> Groups | None:

@@ -135,6 +135,8 @@ def logit_means(problem: Problem, layer: str) -> LogitMeans:
         sums = sums or _zeros(name, record)
         _add_batch(record, labels, sums)
     assert sums is not None, "a problem has at least one batch"
+    for total in (sums.counts, sums.weight, sums.output, sums.roots, sums.inputs):
+        problem.sum_(total)
     each = sums.counts.clamp_min(1)[:, None, None]
     return LogitMeans(
         name, sums.counts, sums.weight / each, sums.output / each, sums.roots / each,

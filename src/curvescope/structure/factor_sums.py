@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from curvescope.errors import Inapplicable
@@ -16,7 +15,7 @@ from curvescope.problem.problem import Problem
 from curvescope.record import memory
 from curvescope.record.capture import Capture, capture
 from curvescope.record.moments import LayerMoments
-from curvescope.record.outputs import LossHessian
+from curvescope.record.outputs import LossHessian, generator_of
 from curvescope.record.roots import one_by_one
 from curvescope.record.samples import first_samples
 
@@ -43,9 +42,13 @@ class Pass:
     bias: bool
     by_class: bool
     draws: int | None
-    generator: torch.Generator | None
+    seed: int | None
     moments: dict[tuple[str, int], LayerMoments] = field(default_factory=dict)
     classes: int = 0
+
+    def begin_batch(self, batch: Batch) -> None:
+        """Labels are drawn for each batch anew, by its number."""
+        self._generator = None if self.seed is None else generator_of(self.seed, batch.index)
 
     def add(self, problem: Problem, piece: Batch, names: Sequence[str], *, by_term: bool) -> None:
         """Add some samples of a batch to the moments of some layers, for every label."""
@@ -75,12 +78,12 @@ class Pass:
     def _directions(
         self, record: Capture, loss: LossAt, piece: Batch, by_term: bool
     ) -> Iterator[tuple[Tensor, bool]]:
-        if self.draws is None or self.generator is None:
+        if self.draws is None or self._generator is None:
             z = record.output
             yield from one_by_one(LossHessian(), loss, z, piece.index, by_term=by_term)
             return
         # Labels of different terms are drawn independently: their products vanish on average.
-        drawn = loss.sample(self.draws, self.generator) / self.draws**0.5
+        drawn = loss.sample(self.draws, self._generator) / self.draws**0.5
         for k, u in enumerate(drawn):
             yield u, k == self.draws - 1
 
@@ -88,6 +91,19 @@ class Pass:
         """The batch is complete."""
         for moment in self.moments.values():
             moment.end_batch()
+
+    def share(self, problem: Problem) -> None:
+        """Make the sums over this rank's data those over all data, with the labels of all."""
+        if problem.group.alone:
+            return
+        mine = [list(key) for key in self.moments]
+        everywhere = [key for keys in problem.group.plain_of_all(mine) for key in keys]
+        self.classes = max(problem.group.counts(self.classes))
+        for name, label in sorted({(name, label) for name, label in everywhere}):
+            if (name, label) not in self.moments:
+                some = next(m for (layer, _), m in self.moments.items() if layer == name)
+                self.moments[name, label] = some.without_samples()
+            self.moments[name, label].share(problem)
 
 
 def _check_size(record: Capture, loss: LossAt, labels: int) -> None:

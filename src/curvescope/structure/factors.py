@@ -162,13 +162,16 @@ def kronecker_factors(
     """
     where = "kronecker_factors"
     _checks.one_of(where, "sharing", sharing, SHARING)
+    seed = None
     if draws is not None:
         _checks.positive_int(where, "draws", draws)
-        _checks.generator(where, generator)
+        source = _checks.generator(where, generator)
+        seed = int(torch.randint(2**62, (), generator=source, device=source.device))
     problem.check_unchanged()
     names = layers_of_any_kind(problem, layers, shared=True)
-    sums = Pass(sharing=sharing, bias=bias, by_class=by_class, draws=draws, generator=generator)
+    sums = Pass(sharing=sharing, bias=bias, by_class=by_class, draws=draws, seed=seed)
     for batch in problem.batches():
+        sums.begin_batch(batch)
         check_samples(problem, batch, names, shared=True)
         apart = frozenset() if draws else terms_apart(problem, batch, names, shared=True)
         groups = [[n for n in names if (n in apart) is each] for each in (False, True)]
@@ -177,6 +180,7 @@ def kronecker_factors(
                 if group:
                     sums.add(problem, piece, group, by_term=by_term)
         sums.end_batch()
+    sums.share(problem)
     if sum(moment.weight for moment in sums.moments.values()) == 0:
         raise CurvescopeError("Problem(data)", "no target counts (all are ignored)")
     return {name: _result(problem, name, sums) for name in names}

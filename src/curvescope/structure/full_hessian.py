@@ -74,8 +74,10 @@ def full_output_hessian(
             means[name] = means[name] + inputs if name in means else inputs
         gram = _gram(record, root(LossHessian(), loss, record.output, batch.index))
         total = gram.double() if total is None else total + gram
-    if total is None or weight == 0:
-        raise CurvescopeError("Problem(data)", "no target counts (all are ignored)")
+    assert total is not None, "a problem has at least one batch"
+    total, weight = problem.sum_(total), problem.whole_weight(weight)
+    samples = int(problem.count(samples))
+    means = {name: problem.sum_(mean) for name, mean in means.items()}
     return FullOutputHessian(
         names,
         tuple(matrix_layer(problem.model, name).matrix_shape[0] for name in names),

@@ -39,6 +39,7 @@ def frequent_classes(problem: Problem, k: int) -> Tensor:
         labels = classes.labels[classes.labels >= 0]
         counts += labels.bincount(minlength=len(counts))
     assert counts is not None, "a problem has at least one batch"
+    problem.sum_(counts)
     if k >= len(counts):
         rule = f"`k` must be smaller than the {len(counts)} outputs"
         raise CurvescopeError(where, rule, given=k)

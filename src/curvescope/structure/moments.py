@@ -22,7 +22,7 @@ from curvescope.record import memory, samples
 from curvescope.record.extended import extended, merge, scatter
 from curvescope.record.layers import LayerRecord, record_layers
 from curvescope.record.selection import linear_layers, matrix_layer
-from curvescope.structure.classes import groups_of
+from curvescope.structure.classes import groups_of, shared_means
 
 _CHUNK = 256 << 20  # bytes: inputs and errors of all layers that are recorded at a time
 
@@ -77,6 +77,13 @@ class LayerMoments:
         sums = torch.einsum("bcv,bvm->cvm", shares, middle)
         means = torch.zeros_like(self.error_means).index_add_(1, members, sums)
         self.error_means = keep[..., None] * self.error_means + new[..., None] * means
+
+    def share(self, problem: Problem) -> None:
+        """Make the sums over this rank's data those over all data."""
+        sums = (self.counts, self._features, self._feature_sums, self._errors, self._label_sums)
+        for total in sums:
+            problem.sum_(total)
+        self._logs, self.error_means = shared_means(problem, self._logs, self.error_means)
 
     @property
     def rounding(self) -> float:
@@ -170,6 +177,8 @@ def layer_moments(
                     if name not in moments:
                         moments[name] = LayerMoments(layer, current[0].classes, groups)
                     moments[name].add(layer, current[0])
+    for moment in moments.values():
+        moment.share(problem)
     if not any(bool(moment.counts.any()) for moment in moments.values()):
         raise CurvescopeError("Problem(data)", "no target counts (all are ignored)")
     return moments

@@ -26,7 +26,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from curvescope.errors import CurvescopeError
 from curvescope.layers import as_matrix
 from curvescope.operators.khatri_rao import KhatriRaoOperator, LayerPlace
 from curvescope.problem.problem import Problem
@@ -133,13 +132,31 @@ def _network_moments(
         _check_size(where, problem, len({*members, *moments}), m, n)
         for label in members:
             if label not in moments:
-                zeros = torch.zeros(m + n, m + n, dtype=torch.float64, device=problem.device)
-                moments[label] = _Moments(zeros[:n, :n].clone(), zeros[n:, n:].clone())
+                moments[label] = _no_moments(problem, m, n)
         directions = root(LossHessian(), loss, record.output, batch.index)
         _add_batch(record, names, directions, members, moments)
-    if sum(moment.weight for moment in moments.values()) == 0:
-        raise CurvescopeError("Problem(data)", "no target counts (all are ignored)")
-    return [moments[label] for label in sorted(moments)], places
+    labels = sorted({label for each in problem.group.plain_of_all([*moments]) for label in each})
+    shared = [_shared(problem, moments.get(label), m, n) for label in labels]
+    problem.whole_weight(sum(moment.weight for moment in moments.values()))
+    return [moment for moment in shared if moment.samples], places
+
+
+def _shared(problem: Problem, moments: _Moments | None, m: int, n: int) -> _Moments:
+    """The sums over all ranks."""
+    moments = moments or _no_moments(problem, m, n)
+    return _Moments(
+        problem.sum_(moments.inputs),
+        problem.sum_(moments.errors),
+        int(problem.count(moments.samples)),
+        problem.count(moments.weight),
+    )
+
+
+def _no_moments(problem: Problem, m: int, n: int) -> _Moments:
+    inputs, errors = (
+        torch.zeros(size, size, dtype=torch.float64, device=problem.device) for size in (n, m)
+    )
+    return _Moments(inputs, errors)
 
 
 def _in_order(problem: Problem, names: Sequence[str]) -> list[str]:

@@ -106,7 +106,7 @@ def _loss(problem: Problem, step: Tensor) -> float:
             z = problem.output(moved, batch)
         at = problem.loss_at(z, batch)
         total, weight = total + float(at.value().double()), weight + at.weight
-    return total / (weight or 1.0)
+    return problem.count(total) / problem.whole_weight(weight)
 
 
 def _fit(problem: Problem) -> SplitFit:
