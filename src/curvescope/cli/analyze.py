@@ -139,7 +139,7 @@ def analyze(
     """  # noqa: D301 (\b keeps the lines of the examples apart)
     place = check_inputs(run, model, weights, data, out, checkpoint)
 
-    from curvescope.cli import inputs
+    from curvescope.cli import inputs, ranks
     from curvescope.cli.estimates import tell
     from curvescope.cli.pages import report_of
     from curvescope.experiments import analyze as recipe
@@ -147,15 +147,19 @@ def analyze(
     from curvescope.experiments.doctor.examination import estimate_analysis
     from curvescope.experiments.load import importable, load_extra
 
-    with importable(Path.cwd()):
+    if dry_run:
+        ranks.refuse("analyze --dry-run")
+    with importable(Path.cwd()), ranks.joined(device) as (group, here):
+        quiet = quiet or group.rank > 0
         subject = inputs.subject_of(
             run, model, weights, data, root=root, seed=data_seed, checkpoint=checkpoint or "final"
         )
-        train, test = inputs.problems(subject, loss, device, samples, batch_size, seed)
+        train, test = inputs.problems(subject, loss, here, samples, batch_size, seed, group)
         stages = [load_extra(text) for text in extra or ()]
         settings = Settings(steps=steps, probes=probes, sharing=sharing)
         chosen, grouping = _listed(layers), _grouping(classes, leave_out=no_classes)
-        if dry_run or not (quiet or as_json or (place / "config.json").exists()):
+        told = quiet or as_json or (place / "config.json").exists() or not group.alone
+        if dry_run or not told:
             forecast = estimate_analysis(
                 train, settings=settings, layers=chosen, classes=grouping, test=test
             )
@@ -183,12 +187,15 @@ def analyze(
                 tell=display.stage,
                 progress=display.step,
             )
+            if group.rank > 0:
+                return
             display.stage("report")
             report = report_of(result, figures=figures, extra=stages)
-    if as_json:
-        typer.echo(json.dumps(_finite(_summary(result, report, stages)), indent=2, allow_nan=False))
-    else:
-        show(result, report, Console(highlight=False, soft_wrap=True))
+        if as_json:
+            summary = _finite(_summary(result, report, stages))
+            typer.echo(json.dumps(summary, indent=2, allow_nan=False))
+        else:
+            show(result, report, Console(highlight=False, soft_wrap=True))
     if not all(check.passed for _, check in result.checks()):
         raise typer.Exit(1)
 

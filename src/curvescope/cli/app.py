@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from curvescope.cli import ranks
 from curvescope.cli.analyze import analyze
 from curvescope.cli.certify import certify
 from curvescope.cli.compare import compare
@@ -86,6 +87,8 @@ def _root(
         ),
     ] = False,
 ) -> None:
+    if context.invoked_subcommand not in (None, "analyze", "analyse", "certify"):
+        ranks.refuse(str(context.invoked_subcommand))
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
@@ -186,6 +189,8 @@ def _discard_output() -> None:
 
 
 def _complain(sentence: str) -> None:
+    if not ranks.speaks():
+        return
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print("[red]curvescope:[/red]", end=" ")
     console.print(sentence, markup=False)

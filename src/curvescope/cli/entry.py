@@ -42,6 +42,7 @@ def listen() -> None:
 
 
 def leave(number: int = signal.SIGINT, frame: FrameType | None = None) -> NoReturn:
-    """Say so and end the process, whatever it is doing."""
-    os.write(2, b"curvescope: interrupted\n")
+    """Say so and end the process, whatever it is doing; of several ranks the first one speaks."""
+    if os.environ.get("RANK", "0") == "0":
+        os.write(2, b"curvescope: interrupted\n")
     os._exit(INTERRUPTED)

@@ -13,11 +13,13 @@ from torch import nn
 
 from curvescope import io
 from curvescope._state import evaluated
+from curvescope.cli.ranks import shard
 from curvescope.errors import CurvescopeError
 from curvescope.experiments import load, trained
 from curvescope.experiments.load import Splits
 from curvescope.experiments.stages.context import derived
 from curvescope.problem import Problem
+from curvescope.ranks import Group
 
 _ARRAYS = "arrays X and y for training and, if there is test data, X_test and y_test"
 
@@ -81,8 +83,13 @@ def problems(
     samples: int | None,
     batch_size: int | None,
     seed: int,
+    group: Group | None = None,
 ) -> tuple[Problem, Problem | None]:
-    """The problem of the training data, and that of the test data if there is any."""
+    """The problem of the training data, and that of the test data if there is any.
+
+    In a group their data lie on all ranks.
+    """
+    group = Group.of(group)
     if (named := loss or subject.loss) is None:
         rule = "`run` was trained with a loss of the user's code"
         raise CurvescopeError("analyze", rule, remedy="name it with `loss=file.py:Loss`")
@@ -96,7 +103,8 @@ def problems(
     def problem(data: Any) -> Problem:
         in_memory = isinstance(getattr(data, "tensors", data), tuple)
         size = (batch_size or load.usual_batch_size(data)) if in_memory else None
-        return Problem(model, data, loss=chosen, batch_size=size)
+        data, size = shard(data, size, group)
+        return Problem(model, data, loss=chosen, batch_size=size, group=group)
 
     return problem(train), None if test is None else problem(test)
 

@@ -11,10 +11,13 @@ from types import FrameType
 from typing import Any
 
 from curvescope.cli.entry import leave
+from curvescope.cli.ranks import several
 
 
 class Stopped(Exception):
     """The user has stopped a command; the message says how to go on."""
+
+    interrupted = True  # what other ranks are told
 
 
 class _Heard:
@@ -24,6 +27,8 @@ class _Heard:
         self.once = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.once and several():
+            return  # torchrun passes on what the terminal has sent already
         self.once = True
         raise KeyboardInterrupt
 
@@ -58,11 +63,16 @@ def stoppable(advice: str, *places: Path) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
-            if heard.once or isinstance(error, KeyboardInterrupt):
+            if heard.once or isinstance(error, KeyboardInterrupt) or _of_another_rank(error):
                 raise _stopped(advice, places) from None
             raise
     if heard.once:  # swallowed, and the work came to its end
         raise _stopped(advice, places)
+
+
+def _of_another_rank(error: BaseException) -> bool:
+    """Whether ctrl-C has reached another rank first."""
+    return getattr(error, "rank", None) is not None and "interrupted" in str(error)
 
 
 def _stopped(advice: str, places: Sequence[Path]) -> Stopped:

@@ -107,7 +107,7 @@ def analyze(
             tell(part.name)
         run.compute(part.name, part.kind, work, seed=stage_seed, device=problem.device)
 
-    with open_for_work(out, config) as run:
+    with open_for_work(out, config, problem.group) as run:
         for part in plan:
             perform(run, part)
     return RunDirectory(out)

@@ -30,6 +30,7 @@ from curvescope.errors import CurvescopeError
 from curvescope.experiments.checks import Check
 from curvescope.experiments.configuration import Analysis
 from curvescope.experiments.environment import environment
+from curvescope.ranks import Group
 
 T = TypeVar("T")
 
@@ -148,7 +149,11 @@ class RunDirectory:
 
 
 class OpenRun(RunDirectory):
-    """A run directory to which this process may add stages."""
+    """A run directory to which this process, or with a ``group`` its rank 0, may add stages."""
+
+    def __init__(self, path: io.PathLike, group: Group) -> None:
+        super().__init__(path)
+        self._group = group
 
     def compute(
         self,
@@ -173,8 +178,8 @@ class OpenRun(RunDirectory):
             CurvescopeError: If the disk is full or write-protected; finished stages are unaffected.
         """
         folder = self.folder(name)
-        if self.has(name):
-            shutil.rmtree(folder / "work", ignore_errors=True)  # left by a kill at the end
+        if self._group.plain(self.has(name)):
+            self._remove_work(name)  # left by a kill at the end
             return self.stage(name, kind)
         try:
             (folder / "work").mkdir(parents=True, exist_ok=True)
@@ -197,17 +202,25 @@ class OpenRun(RunDirectory):
             environment(device),
         )  # fmt: skip
         io.save(self._file(name), stage, Stage[kind])  # type: ignore[valid-type]
-        shutil.rmtree(folder / "work", ignore_errors=True)
+        self._group.agree(True)  # that it is written
+        self._remove_work(name)
         return self.stage(name, kind)
+
+    def _remove_work(self, name: str) -> None:
+        if io.writes():
+            shutil.rmtree(self.folder(name) / "work", ignore_errors=True)
 
 
 @contextmanager
-def open_for_work(path: io.PathLike, config: Analysis) -> Iterator[OpenRun]:
+def open_for_work(
+    path: io.PathLike, config: Analysis, group: Group | None = None
+) -> Iterator[OpenRun]:
     """Open a run directory to add stages; no other process can do so while the block runs.
 
     Args:
         path: A folder that is new, empty, or holds a run with the same configuration.
         config: The configuration, which determines all numbers of the run.
+        group: The ranks that compute the stages together; rank 0 of them opens it.
 
     Raises:
         CurvescopeError: If the folder holds something else or a run with another configuration (the
@@ -215,5 +228,7 @@ def open_for_work(path: io.PathLike, config: Analysis) -> Iterator[OpenRun]:
             changed then.
     """
     with io.claimed(path, config) as place:
+        group = Group.of(group)
+        group.agree(True)  # it is open
         io.remove_parts(place / "figures")
-        yield OpenRun(place)
+        yield OpenRun(place, group)

@@ -21,6 +21,8 @@ from curvescope.io.files import (
     part_files,
     read_bytes,
     remove_parts,
+    writes,
+    written_by,
 )
 from curvescope.io.folder import claimed, held, refuse_difference, refuse_others
 from curvescope.io.lock import Busy, busy, locked
@@ -100,4 +102,6 @@ __all__ = [
     "unpack",
     "write_json",
     "write_tensors",
+    "writes",
+    "written_by",
 ]

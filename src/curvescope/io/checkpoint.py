@@ -19,7 +19,7 @@ from torch import Tensor
 from curvescope.errors import CurvescopeError
 from curvescope.identity import digest
 from curvescope.io.differences import differences, in_words
-from curvescope.io.files import PathLike
+from curvescope.io.files import PathLike, writes
 from curvescope.io.tensors import read_tensors, write_tensors
 from curvescope.io.text import parse_json
 
@@ -107,12 +107,15 @@ class Checkpoint:
 
     def save(self, tensors: Mapping[str, Tensor], notes: Any = None) -> None:
         """Write the state; a kill leaves the old state or the new one."""
+        if not writes():
+            return
         texts = {"format": FORMAT, "belongs": json.dumps(self._belongs), "notes": json.dumps(notes)}
         write_tensors(self.path, tensors, texts)
 
     def remove(self) -> None:
         """The work is finished: nothing goes on from here."""
-        self.path.unlink(missing_ok=True)
+        if writes():
+            self.path.unlink(missing_ok=True)
 
 
 def _plain(value: object) -> Any:

@@ -12,10 +12,33 @@ import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from curvescope.errors import CurvescopeError
 
 PathLike = str | os.PathLike[str]
+
+_writes = True  # whether this process writes files; see written_by
+
+
+@contextmanager
+def written_by(this_process: bool) -> Iterator[None]:
+    """In the block only one of several processes that compute the same writes files.
+
+    The others take no locks, and what they would write goes nowhere.
+    """
+    global _writes
+    before, _writes = _writes, _writes and this_process
+    try:
+        yield
+    finally:
+        _writes = before
+
+
+def writes() -> bool:
+    """Whether this process writes files."""
+    return _writes
+
 
 LARGEST = 1 << 26
 """Bytes of a file that is read whole; what is written here is far smaller."""
@@ -44,6 +67,8 @@ def atomic(path: PathLike) -> Iterator[Path]:
     target = Path(path)
     with _beside(target) as temporary:
         yield temporary
+        if not _writes:
+            return
         flush(temporary)
         temporary.replace(target)
         if os.name == "posix":  # elsewhere a folder cannot be opened
@@ -73,6 +98,8 @@ def atomic_all(*paths: PathLike) -> Iterator[tuple[Path, ...]]:
     with ExitStack() as stack:
         temporary = tuple(stack.enter_context(_beside(path)) for path in paths)
         yield temporary
+        if not _writes:
+            return
         for file, path in zip(temporary, paths, strict=True):
             with writing(path):
                 flush(file)
@@ -90,6 +117,10 @@ def atomic_all(*paths: PathLike) -> Iterator[tuple[Path, ...]]:
 def _beside(path: PathLike) -> Iterator[Path]:
     """A new file in the same folder, gone at the end unless it was moved."""
     target = Path(path)
+    if not _writes:
+        with TemporaryDirectory() as elsewhere:
+            yield Path(elsewhere, target.name)
+        return
     temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
     with writing(path):
         try:
@@ -159,7 +190,7 @@ def remove_parts(*folders: PathLike) -> None:
     Raises:
         CurvescopeError: If a folder is protected.
     """
-    for folder in folders:
+    for folder in folders if _writes else ():
         for file in part_files(folder):
             with writing(file):
                 file.unlink(missing_ok=True)

@@ -19,7 +19,7 @@ from typing import Any
 from curvescope.errors import CurvescopeError
 from curvescope.io.codec import encode
 from curvescope.io.differences import differences, in_words
-from curvescope.io.files import PathLike, part_files, remove_parts
+from curvescope.io.files import PathLike, part_files, remove_parts, writes
 from curvescope.io.lock import LOCK, locked
 from curvescope.io.stored import load, save
 
@@ -48,6 +48,9 @@ def held(path: PathLike) -> Iterator[Path]:
     []
     """
     place = Path(path)
+    if not writes():  # another process holds it
+        yield place
+        return
     made = [folder for folder in (place, *place.parents) if not folder.exists()]
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -108,6 +111,9 @@ def claimed(
     there and 20 here); name another folder, or remove this one
     """
     place = Path(path)
+    if not writes():
+        yield place
+        return
     refuse = partial(
         refuse_others, place, config, what=what, remedy=remedy, remedy_cli=remedy_cli,
         replace=replace,

@@ -17,7 +17,7 @@ from torch import Tensor
 from curvescope.errors import CurvescopeError
 from curvescope.io.checksum import checksum
 from curvescope.io.codec import Misfit, decode, encode, fields_of, holds_tensors
-from curvescope.io.files import PathLike, atomic, atomic_all, writing
+from curvescope.io.files import PathLike, atomic, atomic_all, writes, writing
 from curvescope.io.tensors import read_tensors, tensor_bytes
 from curvescope.io.text import encoded, json_text, read_json, read_json_lines
 
@@ -51,6 +51,8 @@ def save(path: PathLike, value: Any, kind: Any = None, *, owner: str = "") -> No
     Traceback (most recent call last):
     curvescope.errors.CurvescopeError: ...: is damaged, its checksum is wrong; ...
     """
+    if not writes():
+        return
     plain, tensors = _packed(path, value, kind, owner)
     text = json_text(path, plain)
     if not tensors:

@@ -169,7 +169,7 @@ class GramForm:
             MemoryLimitError: if it does not fit into the free memory.
         """
         footprint = self.footprint()
-        if not footprint.fits:
+        if not self.source.problem.group.agree(footprint.fits):
             rule = f"the Gram matrix does not fit ({footprint})"
             remedy = "take fewer samples, or spectral_measure and eigenpairs instead"
             raise MemoryLimitError("GramForm", rule, remedy=remedy)

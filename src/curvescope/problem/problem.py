@@ -151,7 +151,7 @@ class Problem(ModelFunction):
             return
         with self.group.together():
             settings = digest(self.mode, self.loss, self.params.names, self.dtype)
-            mine = [self._contents.model_digest(), settings]
+            mine = [self.model_identity, settings]
         everywhere = self.group.plain_of_all(mine)
         for what, digests in zip(("model", "settings"), zip(*everywhere, strict=True), strict=True):
             other = next((r for r, each in enumerate(digests) if each != digests[0]), None)

@@ -22,7 +22,7 @@ class RankError(CurvescopeError):
 
 def sentence_of(error: BaseException) -> str:
     """An error as the other ranks are told of it, on one line."""
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(error, KeyboardInterrupt) or getattr(error, "interrupted", False):
         return "was interrupted"
     text = str(error)
     if not isinstance(error, CurvescopeError):

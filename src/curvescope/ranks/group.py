@@ -364,6 +364,10 @@ class Group:
         self._mailbox.tell(failure.parts(error))
         raise error
 
+    def gone(self) -> list[int]:
+        """The ranks whose processes have ended, as far as can be seen from here."""
+        return [] if self.alone else self._mailbox.gone()
+
     def __repr__(self) -> str:
         return f"Group(rank {self.rank} of {self.size})"
 

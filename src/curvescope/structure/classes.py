@@ -255,7 +255,7 @@ class _Means:
         self.groups = groups
         item = torch.empty(0, dtype=problem.dtype).element_size()
         needed, free = classes**2 * P * item, memory.free(problem.device)
-        if needed > 0.8 * free:
+        if not problem.group.agree(needed <= 0.8 * free):
             raise MemoryLimitError(
                 "class_structure(problem)",
                 f"{classes}² means of {P} parameters take {memory.readable(needed)}, "
