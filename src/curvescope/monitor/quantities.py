@@ -43,8 +43,8 @@ class Settings:
 class Look:
     """The weights of now: the problem on the probe, the step that led here, the limits.
 
-    Measurements of one look share what more than one of them needs. ``vectors`` are the
-    eigenvectors of the last look by the name of their matrix, and are replaced.
+    Measurements of one look share what more than one of them needs. ``vectors`` are where
+    the search for eigenvectors begins by the name of their matrix, and are replaced.
     """
 
     problem: Problem
@@ -128,7 +128,7 @@ def _largest(
         A, how.pairs, start=look.vectors.get(name), above=above, tol=how.tol,
         max_products=how.max_products, generator=how.generator,
     )  # fmt: skip
-    look.vectors[name] = found.vectors
+    look.vectors[name] = found.start
     for i, (value, residual) in enumerate(zip(found.values, found.residuals, strict=True), 1):
         place = f"top/{name}" if i == 1 else f"top/{name}_{i}"
         values |= {place: value, f"{place}_residual": residual}

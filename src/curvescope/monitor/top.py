@@ -1,9 +1,10 @@
 """The largest eigenvalues of a matrix that changes slowly: Lanczos from the last eigenvectors.
 
 A thick-restart Lanczos iteration (Wu and Simon 2000) with full orthogonalization. It begins at the
-sum of the last eigenvectors with a little of a random direction, so that an eigenvector that was
-not there before is in the Krylov space as well. Where the matrix has hardly changed, this start is
-nearly invariant and a few products are enough.
+sum of the last eigenvectors. Where the matrix has hardly changed, this start is nearly invariant
+and a few products are enough. A little of the next Ritz vectors and of a random direction is added:
+the eigenvector of a new large eigenvalue, of which the last ones have no part, grows there from
+look to look.
 
 References:
     Wu and Simon (2000), *Thick-Restart Lanczos Method for Large Symmetric Eigenvalue Problems*.
@@ -19,7 +20,8 @@ from torch import Tensor
 from curvescope._random import gaussian
 from curvescope.operators.base import LinearOperator
 
-FRESH = 0.1  # the length of the random part of a warm start, of 1 for the eigenvectors
+FRESH = 0.03  # the length of what is added to a start, of 1 for the eigenvectors
+NEXT = 2  # Ritz vectors that are carried over beside those that were asked for
 BASIS = 12  # vectors in memory before a restart
 
 
@@ -36,6 +38,12 @@ class Pairs:
     vectors: Tensor
     products: int
     converged: bool
+    next_vectors: Tensor
+
+    @property
+    def start(self) -> Tensor:
+        """Rows for the ``start`` of the next search."""
+        return torch.cat([self.vectors, FRESH * self.next_vectors])
 
 
 def largest(
@@ -54,7 +62,7 @@ def largest(
     Args:
         A: The operator, for which many products pay already (``A.for_many()``).
         count: How many pairs are asked for.
-        start: Earlier eigenvectors as rows, which need not be orthogonal.
+        start: The ``start`` of an earlier result, or eigenvectors as rows.
         above: All eigenvalues above this number are asked for as well, up to ``most``.
         most: See ``above``.
         tol: The residual that is allowed, relative to the largest eigenvalue.
@@ -64,7 +72,7 @@ def largest(
     >>> from curvescope.operators.simple import Diagonal
     >>> A, g = Diagonal(torch.arange(1.0, 101.0)), torch.Generator().manual_seed(0)
     >>> cold = largest(A, generator=g)
-    >>> warm = largest(A, start=cold.vectors, generator=g)
+    >>> warm = largest(A, start=cold.start, generator=g)
     >>> round(cold.values[0], 1), warm.products < cold.products
     (100.0, True)
     """
@@ -78,12 +86,14 @@ def largest(
             wanted = max(wanted, min(most, sum(value > above for value in values)))
         bound = tol * max(abs(values[0]), torch.finfo(A.dtype).tiny)
         converged = len(values) >= count and all(r <= bound for r in residuals[:wanted])
+        if above is not None and wanted < min(most, len(values)):
+            converged &= values[wanted] + residuals[wanted] <= above  # the next one stays below
         if converged or search.exhausted or search.products >= limit:
             break
-    vectors = search.vectors(wanted)
+    vectors = search.vectors(min(wanted + NEXT, len(values)))
     return Pairs(
-        values[:wanted], residuals[:wanted], vectors, search.products,
-        converged or search.exhausted,
+        values[:wanted], residuals[:wanted], vectors[:wanted], search.products,
+        converged or search.exhausted, vectors[wanted:],
     )  # fmt: skip
 
 
