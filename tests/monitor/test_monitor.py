@@ -140,7 +140,7 @@ def test_a_budget_is_kept_and_a_pause_brings_no_run_of_measurements() -> None:
         longest = max(longest, run)
         costs = {name: prices[name] * draw.uniform(0.5, 2.0) for name in due}
         budget.pay(costs)
-        budget.pay_together(1e-4)
+        budget.spend(1e-4)
         own += sum(costs.values()) + 1e-4
         for name in due:
             counts[name] += 1

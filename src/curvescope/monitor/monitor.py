@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -151,13 +150,15 @@ class Monitor:
         self._parameters = [named[name] for name in self._probe.names]
         self._optimizer = unwrapped(optimizer)
         self._check_optimizer(optimizer)
+        self._needs_gradients = optimizer is not None and name_of(self._optimizer) in NEED_BEFORE
         self._budget = Budget(share, self.track)
         self._alarms = Alarms()
         self._vectors: dict[str, Tensor] = {}
         self._before: Before | None = None
         self._chosen: list[str] | None = None  # what is due at the coming step
         self._number = self._count = 0  # what the last step is called, and how many there were
-        self._own = self._elapsed = self._attributed = 0.0
+        self._own = self._elapsed = 0.0
+        self._paid = 0.0  # for measurements, of the own time since the last step
         self._noted = False  # whether the weights before a step were ever noted
         self._last: float | None = None  # when the monitor last gave the time back
         self.setup_seconds = 0.0
@@ -171,18 +172,19 @@ class Monitor:
 
     def before_step(self) -> None:
         """Just before the optimizer's step; the hook of a given ``optimizer`` calls it."""
-        with self._timed():
-            self._chosen, self._before, self._noted = self._due(), None, True
-            name = None if self._optimizer is None else name_of(self._optimizer)
-            whole = "top" in self._chosen and name in NEED_BEFORE
-            if whole or any(name in NEED_STEP for name in self._chosen):
-                parameters = self._parameters
-                self._before = Before(
-                    {id(p): p.detach().clone() for p in parameters},
-                    {id(p): p.grad.detach().clone() for p in parameters if p.grad is not None}
-                    if whole
-                    else {},
-                )
+        start = self._take()
+        self._chosen, self._before, self._noted = self._due(), None, True
+        if self._chosen:
+            self._note(self._chosen)
+        self._give_back(start)
+
+    def _note(self, due: Sequence[str]) -> None:
+        """Keep what the step will change and a measurement needs."""
+        whole = "top" in due and self._needs_gradients
+        if whole or any(name in NEED_STEP for name in due):
+            weights = {id(p): p.detach().clone() for p in self._parameters}
+            slopes = [(id(p), p.grad) for p in self._parameters if whole and p.grad is not None]
+            self._before = Before(weights, {key: g.detach().clone() for key, g in slopes})
 
     def step(
         self, number: int | None = None, *, loss: float | Tensor | None = None
@@ -194,28 +196,24 @@ class Monitor:
             loss: The training loss of the step, looked at for numbers that are not finite and for
                 jumps; a tensor on a GPU is waited for.
         """
-        with self._timed():
-            events = self._begin()
-            due = self._due() if self._chosen is None else self._chosen
-            self._number = self._number + 1 if number is None else number
-            self._count += 1
-            if loss is not None:
-                loss = loss.detach() if isinstance(loss, Tensor) else loss
-                events += self._alarms.train_loss(self._number, float(loss))
-            if self._before is None:
-                due = [name for name in due if name not in NEED_STEP]
-            record = None
-            if due:
-                values, seconds, found = self._measure(due)
-                self._budget.pay(seconds)
-                self._attributed += sum(seconds.values())
-                values["share"] = self.share
-                record = Record(self._number, self._elapsed, values)
-                unit = None if found is None else found.threshold * found.rate
-                events += self._alarms.look(self._number, values, unit)
-            self._chosen = self._before = None
+        start = self._take()
+        due = self._due() if self._chosen is None else self._chosen
+        self._number = self._number + 1 if number is None else number
+        self._count += 1
+        record, events = None, self._begin() if self._first is not None else []
+        if loss is not None:
+            loss = loss.detach() if isinstance(loss, Tensor) else loss
+            events += self._alarms.train_loss(self._number, float(loss))
+        if self._before is None and due:
+            due = [name for name in due if name not in NEED_STEP]
+        if due:
+            record, rung = self._look(due)
+            events += rung
+        self._chosen = self._before = None
+        if record is not None or events:
             self._write(record, events)
             self.events += events
+        self._give_back(start)
         for event in events:
             if self._on_event is not None:
                 self._on_event(event)
@@ -227,20 +225,28 @@ class Monitor:
             return list(self.track) if (self._count + 1) % self._every == 0 else []
         return self._budget.due()
 
-    @contextmanager
-    def _timed(self) -> Iterator[None]:
-        """Own time is counted, and what lies between is the training's."""
+    def _look(self, due: Sequence[str]) -> tuple[Record, list[Event]]:
+        values, seconds, found = self._measure(due)
+        self._budget.pay(seconds)
+        self._paid += sum(seconds.values())
+        values["share"] = self.share
+        unit = None if found is None else found.threshold * found.rate
+        events = self._alarms.look(self._number, values, unit)
+        return Record(self._number, self._elapsed, values), events
+
+    def _take(self) -> float:
+        """Own time begins, and what lies behind was the training's."""
         start = self._clock()
         if self._last is not None:
             self._elapsed += start - self._last
             self._budget.earn(start - self._last)
-        self._attributed = 0.0
-        try:
-            yield
-        finally:
-            self._last = self._clock()
-            self._own += self._last - start
-            self._budget.pay_together(self._last - start - self._attributed)
+        return start
+
+    def _give_back(self, start: float) -> None:
+        self._last = self._clock()
+        self._own += self._last - start
+        self._budget.spend(self._last - start - self._paid)
+        self._paid = 0.0
 
     @property
     def share(self) -> float:
@@ -308,8 +314,7 @@ class Monitor:
         if not seconds:
             rule = "the loss on the `probe`, or a weight, is not finite"
             raise CurvescopeError("Monitor(model)", rule)
-        self._budget.prices = seconds
-        self._budget.accounts = {}
+        self._budget = Budget(self._budget.share, self.track, seconds)
         begin = self._now()
         with torch.enable_grad(), _state.without_autocast(self._device):
             loss_and_gradient(
@@ -325,13 +330,12 @@ class Monitor:
 
     def _begin(self) -> list[Event]:
         """At the first step: the header, and what was measured before it."""
-        if self._first is None:
-            return []
         if not self._noted and any(name in NEED_STEP for name in self.track):
             rule = "`track` has quantities of a step, but nothing has noted the weights before it"
             remedy = "give the `optimizer`, or call before_step() before each of its steps"
             raise CurvescopeError("Monitor", rule, remedy=remedy)
         first, self._first = self._first, None
+        assert first is not None, "called once"
         if self._file is not None:
             self._file.begin()
         self._write(first, [])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from curvescope.monitor.schedule import WEIGHTS, Budget
+from curvescope.monitor.schedule import Budget
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,8 @@ class Price:
 
 def price_of(budget: Budget, gradient: float) -> Price:
     """The price by the last measurements."""
-    whole = sum(WEIGHTS.get(name, 1.0) for name in budget.names)
     spacing = {
-        name: cost * whole / (max(budget.share, 1e-12) * WEIGHTS.get(name, 1.0))
+        name: cost / max(budget.share * budget.parts[name], 1e-12)
         for name, cost in budget.prices.items()
     }
     gradients = {name: cost / gradient for name, cost in budget.prices.items()}

@@ -7,8 +7,8 @@ So the monitor's share of the training's time stays below the budget, whatever a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 WEIGHTS = {"top": 4.0, "noise": 2.0}
@@ -16,48 +16,73 @@ WEIGHTS = {"top": 4.0, "noise": 2.0}
 _SAVINGS = 2.0  # prices that an account holds at most: a pause brings no run of measurements
 
 
-@dataclass
 class Budget:
-    """Accounts in seconds; ``share`` is the budget."""
+    """Accounts in seconds.
 
-    share: float
-    names: tuple[str, ...]
-    prices: dict[str, float] = field(default_factory=dict)
-    accounts: dict[str, float] = field(default_factory=dict)
+    Between measurements a step only adds to two sums; ``wait`` is how many seconds of training it
+    takes at least until something can be paid, so that the accounts need not be looked at before.
 
-    def _part(self, name: str) -> float:
-        return WEIGHTS.get(name, 1.0) / sum(WEIGHTS.get(each, 1.0) for each in self.names)
+    Args:
+        share: The budget.
+        names: The quantities.
+        prices: What a measurement of each costs.
+    """
+
+    def __init__(
+        self, share: float, names: Iterable[str], prices: Mapping[str, float] | None = None
+    ) -> None:
+        self.share, self.prices = share, dict(prices or {})
+        weights = {name: WEIGHTS.get(name, 1.0) for name in names}
+        self.parts = {name: w / sum(weights.values()) for name, w in weights.items()}
+        self.accounts = dict.fromkeys(weights, 0.0)
+        self._earned = self._spent = self._wait = 0.0
 
     def earn(self, seconds: float) -> None:
         """The training has taken so long without the monitor."""
-        for name in self.names:
-            most = max(_SAVINGS * self.prices.get(name, 0.0), self.accounts.get(name, 0.0))
-            earned = self.accounts.get(name, 0.0) + self.share * seconds * self._part(name)
-            self.accounts[name] = min(earned, most)
+        self._earned += seconds
+
+    def spend(self, seconds: float) -> None:
+        """The monitor has taken so long, besides measurements."""
+        self._spent += seconds
 
     def due(self) -> list[str]:
         """What can be paid now."""
-        return [n for n in self.names if self.accounts.get(n, 0.0) >= self.prices.get(n, 0.0) > 0]
+        if self._earned < self._wait:
+            return []
+        self._settle()
+        due = [name for name, price in self.prices.items() if self.accounts[name] >= price > 0]
+        self._wait = 0.0 if due else min(map(self._until, self.prices), default=0.0)
+        return due
+
+    def _until(self, name: str) -> float:
+        rate = self.share * self.parts[name]
+        price = self.prices[name]
+        return (price - self.accounts[name]) / rate if rate > 0 and price > 0 else math.inf
+
+    def _settle(self) -> None:
+        for name, part in self.parts.items():
+            held = self.accounts[name]
+            most = max(_SAVINGS * self.prices.get(name, 0.0), held)
+            change = (self.share * self._earned - self._spent) * part
+            self.accounts[name] = min(held + change, most)
+        self._earned = self._spent = 0.0
 
     def pay(self, seconds: Mapping[str, float]) -> None:
         """Measurements have cost so much."""
         for name, cost in seconds.items():
-            old = self.prices.get(name, cost)
-            self.prices[name] = 0.5 * (old + cost)
-            self.accounts[name] = self.accounts.get(name, 0.0) - cost
-
-    def pay_together(self, seconds: float) -> None:
-        """Time that belongs to no measurement."""
-        for name in self.names:
-            self.accounts[name] = self.accounts.get(name, 0.0) - seconds * self._part(name)
+            self.prices[name] = 0.5 * (self.prices.get(name, cost) + cost)
+            self.accounts[name] -= cost
+        self._wait = 0.0
 
     def state(self) -> dict[str, Any]:
         """What :meth:`load` needs."""
+        self._settle()
         return {"prices": dict(self.prices), "accounts": dict(self.accounts)}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state."""
         self.prices, self.accounts = dict(state["prices"]), dict(state["accounts"])
+        self._earned = self._spent = self._wait = 0.0
 
 
 def ordered(names: Iterable[str], all_names: Iterable[str]) -> tuple[str, ...]:
