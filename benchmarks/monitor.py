@@ -92,7 +92,7 @@ def steps(
         after()
 
 
-def share(name: str, budget: float, seconds: float) -> dict[str, Any]:
+def share(name: str, budget: float | None, seconds: float) -> dict[str, Any]:
     """The time of watched steps over that of steps alone, in turns."""
     task = Task(name, SIZES[name])
     models = [task.model, copy.deepcopy(task.model)]
@@ -100,21 +100,23 @@ def share(name: str, budget: float, seconds: float) -> dict[str, Any]:
     streams = [task.batches(), task.batches()]
     away = 0.0  # while the other one trains, the monitor's clock stands still
     monitor = cs.Monitor(
-        models[0], task.probe(SIZES[name]), loss=task.loss, optimizer=opts[0], budget=budget,
+        models[0], task.probe(SIZES[name]), loss=task.loss, optimizer=opts[0], budget=budget or 0.0,
         clock=lambda: now() - away, generator=torch.Generator().manual_seed(0),
     )  # fmt: skip
+    if budget is None:
+        monitor.close()
     for model, opt, stream in zip(models, opts, streams, strict=True):
         steps(model, opt, stream, 10)
     taken, measured, start = [0.0, 0.0], 0, now()
 
     def after() -> None:
         nonlocal measured
-        measured += monitor.step() is not None
+        measured += budget is not None and monitor.step() is not None
 
     turn = 0
-    while now() - start < seconds or turn % 2:
+    while now() - start < seconds or turn % 4:
         begin = now()
-        which = turn % 2
+        which = (0, 1, 1, 0)[turn % 4]
         steps(models[which], opts[which], streams[which], 20, (after, lambda: None)[which])
         spent = now() - begin
         taken[which] += spent
@@ -338,7 +340,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=["share", "warm", "accuracy", "noise"])
     parser.add_argument("--network", choices=list(SIZES), default="MLP")
-    parser.add_argument("--budget", type=float, default=0.05)
+    parser.add_argument("--budget", type=float, help="none: two copies alone, for comparison")
     parser.add_argument("--seconds", type=float, default=40.0)
     parser.add_argument("--picture", type=Path)
     parser.add_argument("--out", type=Path, help="a JSON file, to which the results are added")
@@ -354,7 +356,7 @@ def main() -> None:
     if args.out is not None:
         before = json.loads(args.out.read_text()) if args.out.exists() else {}
         key = args.part if args.part == "noise" else f"{args.part}, {args.network}"
-        key += f", {args.budget:g}" if args.part == "share" else ""
+        key += f", {args.budget}" if args.part == "share" else ""
         how = {"threads": torch.get_num_threads(), "torch": torch.__version__}
         args.out.write_text(json.dumps({**before, **how, key: results}, indent=1) + "\n")
 
