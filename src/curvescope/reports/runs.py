@@ -55,6 +55,11 @@ class ListedRun:
     begun: bool = True  # False for a run of a sweep that has no folder yet
 
     @property
+    def moving(self) -> bool:
+        """Whether somebody works on it or will, so that another look shows more."""
+        return self.state in ("running", "waiting") or self.state.endswith(", running")
+
+    @property
     def page(self) -> bool:
         """Whether the viewer has a page for it."""
         return self.whole and self.begun and self.kind in ("analysis", "training")

@@ -14,7 +14,7 @@ import ipaddress
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -42,6 +42,8 @@ _HEADERS = {
 }
 
 
+_LIVE = 5
+"""Seconds after which the list is loaded again while runs are worked on."""
 _PLAIN = "text/plain; charset=utf-8"
 _BODY = 1 << 16
 """Bytes of a refused request's body that are read, so that its sender sees the answer."""
@@ -250,6 +252,8 @@ class _Handler(BaseHTTPRequestHandler):
                 runs=runs,
                 columns=columns,
                 folder=self.server.root.name,
+                live=_LIVE if any(run.moving for run in runs) else 0,
+                counts=_counts(runs),
             )
         )
 
@@ -268,6 +272,13 @@ class _Handler(BaseHTTPRequestHandler):
             home="./",
         )
         return _page(page)
+
+
+def _counts(runs: Sequence[ListedRun]) -> str:
+    """How many runs are finished, running, waiting and so on, where not all are finished."""
+    words = [run.state.partition(":")[0].rpartition(", ")[2] for run in runs]
+    kinds = {word: words.count(word) for word in dict.fromkeys(sorted(words))}
+    return ", ".join(f"{count} {word}" for word, count in kinds.items()) if len(kinds) > 1 else ""
 
 
 def _plain(name: str) -> str:

@@ -17,7 +17,17 @@
     count.textContent = `${shown} shown, ${picked} picked${picked < 2 ? "; pick two or more to compare" : ""}`;
   }
 
-  filter.addEventListener("input", update);
+  // While runs are worked on, the page is loaded again: not while somebody types or has picked.
+  const form = document.getElementById("runs");
+  filter.value = decodeURIComponent(location.hash.slice(1));
+  filter.addEventListener("input", () => {
+    history.replaceState(null, "", "#" + encodeURIComponent(filter.value));
+    update();
+  });
+  if (form.dataset.live) setInterval(() => {
+    const busy = document.activeElement === filter || picks.some((box) => box.checked);
+    if (!busy && !document.hidden) location.reload();
+  }, 1000 * form.dataset.live);
   filter.addEventListener("keydown", (event) => { if (event.key === "Enter") event.preventDefault(); });
   picks.forEach((box) => box.addEventListener("change", update));
   update();
