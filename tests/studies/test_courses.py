@@ -93,3 +93,19 @@ def test_without_held_out_data_there_is_no_fit(run: Run) -> None:
     (course,) = courses(run, "alone").runs
     with pytest.raises(CurvescopeError, match="has no fit of training and held-out data"):
         _ = course.fits
+
+
+def test_workers_train_the_seeds_as_one_process_does(run: Run, tmp_path: Path) -> None:
+    alone = courses(run, "toy").runs
+    shared = replace(run, work=tmp_path / "shared", jobs=2)
+    many = courses(shared, "toy").runs
+    for one, other in zip(alone, many, strict=True):
+        assert one.trained.train == other.trained.train
+        assert one.trained.test == other.trained.test
+        torch.testing.assert_close(one.at(2).state_dict(), other.at(2).state_dict())
+    logs = sorted((tmp_path / "shared" / "queue").rglob("log.jsonl"))
+    assert [log.read_text().count("finished") for log in logs] == [1, 1]
+    # a third seed alone is trained here, and the others are read
+    description = replace(shared.describe("toy"), seeds=3)
+    assert [course.seed for course in courses(shared, "toy", description).runs] == [0, 1, 2]
+    assert [log.read_text().count("began") for log in logs] == [1, 1]

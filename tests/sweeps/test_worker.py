@@ -109,6 +109,30 @@ def test_an_interrupted_run_is_free_and_not_counted(tmp_path: Path) -> None:
     assert states(queue) == {"seed=0": "finished"}
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (CurvescopeError("here", "is wrong"), "here: is wrong"),
+        (KeyError("x"), "unexpected KeyError"),
+    ],
+)
+def test_what_a_run_raises_is_how_it_failed(tmp_path: Path, error: Exception, said: str) -> None:
+    todo = tasks(2)
+    queue = Queue.add(tmp_path, todo)
+
+    def raising(task: Task, folder: Path) -> Ended:
+        if task is queue.tasks[0]:
+            raise error
+        return perform(task, folder)
+
+    work(queue, raising)
+    assert states(queue) == {"seed=0": "failed", "seed=1": "finished"}
+    result = queue.result(todo[0])
+    assert result is not None
+    assert said in result.problem
+    assert "Traceback" in (tmp_path / "queue/toy/seed=0/output.txt").read_text()
+
+
 def test_a_folder_that_another_process_works_in_is_asked_again_later(tmp_path: Path) -> None:
     (task,) = tasks(1)
     queue, tries = Queue.add(tmp_path, [task]), []

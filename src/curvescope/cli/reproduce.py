@@ -54,6 +54,9 @@ def reproduce(
     ] = None,
     seed: Seed = 0,
     device: Device = "auto",
+    jobs: Annotated[
+        int, typer.Option("--jobs", "-j", min=1, metavar="N", help="Workers for trainings.")
+    ] = 1,
     again: Annotated[bool, typer.Option("--again", help="Compute finished studies anew.")] = False,
     redraw: Annotated[
         bool, typer.Option("--redraw", help="Only write pages and pictures again.")
@@ -88,7 +91,7 @@ def reproduce(
         return
     chosen = find([first, *others])
     settings = _Settings(
-        cast("Scale", scale), work or out / "work", root, device, seed, quiet or as_json
+        cast("Scale", scale), work or out / "work", root, device, seed, quiet or as_json, jobs
     )
     if dry_run:
         _plan(chosen, settings, out, console, again=again)
@@ -106,6 +109,7 @@ class _Settings:
     device: str
     seed: int
     quiet: bool
+    jobs: int
 
 
 def _about(word: str, names: Sequence[str], out: Path, console: Console, *, as_json: bool) -> None:
@@ -272,7 +276,16 @@ def _one(study: Study, settings: _Settings, out: Path, *, again: bool, redraw: b
         def tell(text: str) -> None:
             display.stage(f"{study.name}: {text}")
 
-        run = Run(study, settings.scale, settings.work, settings.root, device, settings.seed, tell)
+        run = Run(
+            study,
+            settings.scale,
+            settings.work,
+            settings.root,
+            device,
+            settings.seed,
+            tell,
+            settings.jobs,
+        )
         outcome, pictures = compute(run)
         display.stage(f"{study.name}: pictures")
         _write(out, study, outcome, pictures)

@@ -27,7 +27,18 @@ if TYPE_CHECKING:
 
 COMMANDS = {"train": "train", "analyze": "analyze", "certify": "certify", "study": "reproduce"}
 """The kinds of runs, and the commands that do them."""
-_OURS = ("out", "resume", "again", "redraw", "verify", "dry_run", "as_json", "quiet", "debug")
+_OURS = (
+    "out",
+    "jobs",
+    "resume",
+    "again",
+    "redraw",
+    "verify",
+    "dry_run",
+    "as_json",
+    "quiet",
+    "debug",
+)
 """Options that a sweep sets itself, or that are not for runs."""
 _RENAMED = {"study": {"names": "study"}}
 _RUNS = {"analyze": ("run",), "certify": ("run",)}
@@ -201,6 +212,10 @@ _CHECKS: dict[str, Callable[[Mapping[str, Any]], None]] = {
 
 def perform(task: Task, folder: Path) -> Ended:
     """Do a run of a sweep in this process: its command, with its folder below that of the sweep."""
+    from curvescope.studies import trainings
+
+    if task.kind == trainings.KIND:
+        return trainings.perform(task, folder)
     out = folder / task.name
     settings = dict(task.settings)
     for name in _RUNS.get(task.kind, ()):

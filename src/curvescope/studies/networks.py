@@ -41,6 +41,7 @@ from curvescope.identity import digest, file_digest
 from curvescope.networks import network
 from curvescope.problem import Problem
 from curvescope.studies.study import SCALES, Scale
+from curvescope.studies.trainings import Workers
 from curvescope.training import Recipe, train_many
 
 Pixels = Literal["unit", "symmetric", "channel"]
@@ -230,11 +231,13 @@ class Group:
 
 def group(
     key: str, description: Description, *, work: Path, root: Path | None, device: str, seed: int,
-    tell: Callable[[str], None],
+    tell: Callable[[str], None], workers: Workers | None = None,
 ) -> Group:  # fmt: skip
     """The trained networks of a description: from ``work`` if they are there, else trained."""
     data = description.images.load(root=root, seed=seed, device=device)
-    networks = trained(key, description, data, work=work, device=device, seed=seed, tell=tell)
+    networks = trained(
+        key, description, data, work=work, device=device, seed=seed, tell=tell, workers=workers
+    )
     few = data
     if description.curvature_per_class is not None:
         few = data.per_class(description.curvature_per_class)
@@ -257,6 +260,7 @@ def trained(
     device: str = "cpu",
     seed: int = 0,
     tell: Callable[[str], None] = lambda text: None,
+    workers: Workers | None = None,
 ) -> tuple[Trained, ...]:
     """Networks trained side by side, one for each seed.
 
@@ -284,6 +288,9 @@ def trained(
         for folder in folders:
             io.make_folder(folder.parent)
         chosen = [models[i] for i in missing]
+        if workers is not None:
+            todo = [seeds[i] for i in missing], [recipes[i] for i in missing]
+            workers.train(of, *todo, folders, fast=of.fast)
         with fast_precision() if of.fast else nullcontext():
             train_many(
                 chosen, data.to(device), [recipes[i] for i in missing], folders=folders, resume=True

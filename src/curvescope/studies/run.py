@@ -16,6 +16,7 @@ from curvescope.figures.model import Picture
 from curvescope.identity import digest
 from curvescope.studies.networks import Description, Group, group
 from curvescope.studies.study import Scale, Study
+from curvescope.studies.trainings import Workers
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Run:
     device: str = "cpu"
     seed: int = 0
     tell: Callable[[str], None] = lambda text: None  # one line about what happens now
+    jobs: int = 1  # workers for trainings
 
     def __post_init__(self) -> None:
         """Refuse a scale that the study does not have."""
@@ -75,6 +77,11 @@ class Run:
         level = self.study.levels[self.scale]
         networks = {name: dict(table) for name, table in self.study.networks.items()}
         return digest("run", self.scale, self.seed, dict(level.settings), networks)
+
+    @property
+    def workers(self) -> Workers:
+        """Who does the trainings that are not finished."""
+        return Workers(self.work, self.root, self.device, self.seed, self.jobs)
 
     def generator(self, stream: int = 0) -> torch.Generator:
         """A generator of its own for each ``stream``, on the CPU."""
@@ -103,6 +110,7 @@ class Run:
             device=self.device,
             seed=self.seed,
             tell=self.tell,
+            workers=self.workers,
         )
 
     def once(self, key: str, compute: Callable[[], Mapping[str, Tensor]]) -> Mapping[str, Tensor]:

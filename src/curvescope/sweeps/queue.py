@@ -85,8 +85,13 @@ class Queue:
         self.watch: Watch | None = Watch()
 
     @classmethod
-    def add(cls, folder: io.PathLike, tasks: Sequence[Task]) -> Queue:
+    def add(cls, folder: io.PathLike, tasks: Sequence[Task], *, adopt: bool = False) -> Queue:
         """Write a plan into a folder, which may hold it already, or other runs.
+
+        Args:
+            folder: The folder of the sweep.
+            tasks: The runs.
+            adopt: Whether the folders of runs may have been made before, without a sweep.
 
         Raises:
             CurvescopeError: If a run has the name of one that is there with other settings, or the
@@ -99,7 +104,7 @@ class Queue:
                 there = io.load(file, Task)
                 where = repr(str(place / task.name))
                 io.refuse_difference(where, there, task, "a run", remedy=_ANOTHER)
-            elif (place / task.name).exists() and any((place / task.name).iterdir()):
+            elif not adopt and (place / task.name).exists() and any((place / task.name).iterdir()):
                 rule = "was not made by a sweep"
                 raise CurvescopeError(repr(str(place / task.name)), rule, remedy=_ANOTHER)
         whole = Tasks(tuple(tasks))

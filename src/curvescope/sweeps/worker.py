@@ -14,6 +14,8 @@ from pathlib import Path
 from signal import SIGINT
 from typing import TYPE_CHECKING, Literal
 
+from curvescope.errors import CurvescopeError
+from curvescope.io import Busy
 from curvescope.sweeps.claims import Watch, claimed
 from curvescope.sweeps.queue import Queue, Result, Task, now, since
 
@@ -44,8 +46,8 @@ Perform = Callable[[Task, Path], Ended]
 def work(queue: Queue, perform: Perform, *, start: str = "") -> None:
     """Take the runs of a queue until all have ended, or wait for others that work on the rest.
 
-    An exception that ``perform`` lets through, as on ctrl-C, ends the worker; the run is then free
-    for another one.
+    What ``perform`` raises is how the run has failed. Ctrl-C ends the worker, and the run is then
+    free for another one.
 
     Args:
         queue: The runs.
@@ -106,6 +108,12 @@ def _performed(task: Task, queue: Queue, perform: Perform, place: Path) -> bool:
         try:
             with _output(place / "output.txt"):
                 ended = perform(task, queue.folder)
+        except Busy:
+            ended = Ended(False, busy=True)
+        except CurvescopeError as error:
+            ended = Ended(False, str(error))
+        except Exception as error:
+            ended = Ended(False, f"unexpected {type(error).__name__}: {error} (a bug)")
         except BaseException:
             queue.log(task, "stopped", worker)
             raise

@@ -24,6 +24,7 @@ from curvescope.spectra.measure import SpectralMeasure
 from curvescope.studies.networks import Description
 from curvescope.studies.pictures import EPSILON, Spectrum
 from curvescope.studies.run import Run, Value
+from curvescope.studies.trainings import first_classes
 from curvescope.training import Sweep, learning_rates, sweep
 
 _WIDTH = 0.06  # of the Gaussians that a density is made of, in powers of ten
@@ -73,7 +74,7 @@ def chosen(
         of = replace(of, recipe=replace(of.recipe, epochs=epochs))
     assert of.held_out is not None, "a sweep needs images to choose by"
     train, test = (
-        _first(images.load(root=run.root, seed=run.seed, device=run.device), classes)
+        first_classes(images.load(root=run.root, seed=run.seed, device=run.device), classes)
         for images in (of.images, of.held_out)
     )
     model = network(
@@ -83,11 +84,13 @@ def chosen(
     rates = learning_rates(given) if isinstance(given, int) else tuple(given)
     folder = run.work / "papyan2020" / "sweeps" / f"{key}-{run.scale}-{digest(repr(of))[:16]}"
     run.tell(f"{of.network} at {len(rates)} rates, {of.recipe.epochs} epochs, {len(train)} images")
+    recipe = replace(of.recipe, seed=run.seed)
+    run.workers.train(
+        of, [run.seed] * len(rates), [replace(recipe, lr=rate) for rate in rates],
+        [folder / f"rate-{rate!r}" for rate in rates], classes=classes, fast=of.fast,
+    )  # fmt: skip
     with fast_precision() if of.fast else nullcontext():
-        found = sweep(
-            model, train, replace(of.recipe, seed=run.seed), rates, test=test, folder=folder,
-            resume=True,
-        )  # fmt: skip
+        found = sweep(model, train, recipe, rates, test=test, folder=folder, resume=True)
     return Chosen(model, of, train, test, found)
 
 
@@ -99,14 +102,6 @@ def on(of: Description, *, data: str | None = None, per_class: int | None = None
     if per_class is not None:
         of = replace(of, images=replace(of.images, per_class=per_class))
     return of
-
-
-def _first(data: Dataset, classes: int | None) -> Dataset:
-    """The images of the first classes."""
-    if classes is None:
-        return data
-    rows = data.y < classes
-    return replace(data, X=data.X[rows], y=data.y[rows], classes=classes)
 
 
 def _seeded(seed: int) -> torch.Generator:
