@@ -16,6 +16,7 @@ from curvescope.studies.outcome import Number, Outcome, compute
 from curvescope.studies.papyan2020 import anatomy, attribution, dynamics, subjects
 from curvescope.studies.run import Run
 from curvescope.studies.study import Study
+from curvescope.studies.trainings import first_classes
 from curvescope.training.sweeps import Sweep
 
 Made = Callable[[str], Outcome]
@@ -81,7 +82,7 @@ def test_a_number_of_rates_is_a_grid_and_parts_are_not_trained_again(
 def test_the_first_classes_of_a_data_set() -> None:
     from curvescope.data import dataset
 
-    four = subjects._first(dataset("mnist-6k", per_class=3), 4)
+    four = first_classes(dataset("mnist-6k", per_class=3), 4)
     assert (len(four), four.classes, int(four.y.max())) == (12, 4, 3)
 
 
