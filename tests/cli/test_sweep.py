@@ -15,6 +15,7 @@ import pytest
 
 import curvescope as cs
 from curvescope.cli.app import run
+from curvescope.reports.runs import find_runs
 from curvescope.sweeps import Queue, engines
 
 TRAIN = """
@@ -129,6 +130,14 @@ def test_trainings_their_checkpoints_and_a_table(capsys: pytest.CaptureFixture[s
     assert "failed: bad/run: the training diverged in epoch 1" in said
     assert "not begun: late/run: what it needs has failed" in said
     assert "3 finished, 1 failed, 1 not begun in runs/plan" in said
+
+    listed = {each.id: each for each in find_runs(Path("runs"))}
+    assert len(listed) == 5
+    assert listed["plan/train/seed=0"].page
+    waits = listed["plan/late/run"]
+    assert (waits.state, waits.kind, waits.page, waits.moving) == (
+        "blocked", "certificate", False, False
+    )  # fmt: skip
 
     frame = cs.table("runs/plan").set_index("run")
     assert len(frame) == 5

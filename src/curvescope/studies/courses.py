@@ -101,7 +101,7 @@ def courses(
         io.make_folder(folder.parent)
     run.tell(f"{key}: training {len(models)} × {of.network}, {of.recipe.epochs} epochs")
     if penalty is None:
-        run.workers.train(of, seeds, recipes, folders, held_out=True)
+        run.workers.finish(of, seeds, recipes, folders, held_out=True)
         ended = train_many(models, data, recipes, test=held_out, folders=folders, resume=True)
     else:  # one after the other: its random numbers are its own
         ended = tuple(

@@ -290,7 +290,7 @@ def trained(
         chosen = [models[i] for i in missing]
         if workers is not None:
             todo = [seeds[i] for i in missing], [recipes[i] for i in missing]
-            workers.train(of, *todo, folders, fast=of.fast)
+            workers.finish(of, *todo, folders, fast=of.fast)
         with fast_precision() if of.fast else nullcontext():
             train_many(
                 chosen, data.to(device), [recipes[i] for i in missing], folders=folders, resume=True

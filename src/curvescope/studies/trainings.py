@@ -36,7 +36,7 @@ class Workers:
     seed: int  # of the run: it decides the images
     jobs: int = 1
 
-    def train(
+    def finish(
         self, of: Description, seeds: Sequence[int], recipes: Sequence[Recipe],
         folders: Sequence[Path], *, held_out: bool = False, classes: int | None = None,
         fast: bool = False,

@@ -85,7 +85,7 @@ def chosen(
     folder = run.work / "papyan2020" / "sweeps" / f"{key}-{run.scale}-{digest(repr(of))[:16]}"
     run.tell(f"{of.network} at {len(rates)} rates, {of.recipe.epochs} epochs, {len(train)} images")
     recipe = replace(of.recipe, seed=run.seed)
-    run.workers.train(
+    run.workers.finish(
         of, [run.seed] * len(rates), [replace(recipe, lr=rate) for rate in rates],
         [folder / f"rate-{rate!r}" for rate in rates], classes=classes, fast=of.fast,
     )  # fmt: skip
