@@ -37,7 +37,8 @@ def _direction(kind: str, x: Tensor, weights: Weights, h: Tensor, c: Any) -> tup
     b_in = b = None
     if biases:
         b_in, b = biases if kind == "gru" else (biases[0] + biases[1], None)
-    out, cells, _ = recurrent(kind, F.linear(x, w_in, b_in), w, b, h, c)
+    rows = F.linear(x.flatten(0, 1), w_in, b_in)  # of one matrix: the bias is added on the way
+    out, cells, _ = recurrent(kind, rows.unflatten(0, x.shape[:2]), w, b, h, c)
     return out, cells
 
 

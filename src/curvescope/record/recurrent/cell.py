@@ -20,6 +20,7 @@ class Numbers:
     out: Tensor  # [T, B, H]
     cells: Tensor
     gates: Tensor
+    slopes: tuple[Tensor, Tensor] | None = None  # where they are there already
 
 
 @dataclass

@@ -11,6 +11,8 @@ References:
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -51,29 +53,39 @@ class Slopes:
 
     def __init__(self, n: Numbers) -> None:
         assert n.c0 is not None
-        self._w, self._wt = n.w, n.w.t().contiguous()
+        self._w = n.w
         i, f, g, o = n.gates.chunk(GATES, 2)
         squashed = torch.tanh(n.cells)
-        self._slopes = n.gates * (1 - n.gates)  # of the gates by their arguments
-        self._slopes.chunk(GATES, 2)[2].copy_(1 - g * g)
-        self._arguments = torch.empty_like(n.gates)  # of c' by those of i, f, g; of h' by that of o
-        factors = torch.cat([g, before(n.cells, n.c0), i, squashed], 2)
-        torch.mul(self._slopes, factors, out=self._arguments)
-        self._cell = o * (1 - squashed * squashed)  # of h' by c'
+        if n.slopes is None:
+            slopes = torch.addcmul(n.gates, n.gates, n.gates, value=-1)
+            torch.mul(g, g, out=slopes.chunk(GATES, 2)[2]).neg_().add_(1)
+            arguments, factors = torch.empty_like(slopes), (g, before(n.cells, n.c0), i, squashed)
+            parts = (t.chunk(GATES, 2) for t in (slopes, arguments))
+            for factor, slope, argument in zip(factors, *parts, strict=True):
+                torch.mul(slope, factor, out=argument)
+            n = replace(n, slopes=(slopes, arguments))
+        assert n.slopes is not None
+        # Of the gates by their arguments; of c' by those of i, f and g, and of h' by that of o.
+        self._slopes, self._arguments = n.slopes
+        self._cell = torch.mul(squashed, squashed).neg_().add_(1).mul_(o)  # of h' by c'
         self._forget = f
         self._numbers, self._squashed = n, squashed
+
+    def reusable(self) -> tuple[Tensor, Tensor]:
+        """What :class:`Numbers` may bring along."""
+        return self._slopes, self._arguments
 
     def push(self, x: Tensor, h: Tensor | None, c: Tensor | None) -> States:
         """Tangents of states and gates; ``x: [T, K, B, 4 H]`` is written over."""
         steps, columns, batch, wide = x.shape
-        width = wide // GATES
+        width, wt = wide // GATES, self._w.t().contiguous()
         out, cells = (x.new_empty(steps, columns, batch, width) for _ in range(2))
         scaled = x.new_empty(columns, batch, wide)
         parts = scaled.view(columns, batch, GATES, width)
         for t in range(steps):
             a = x[t]
             if h is not None:
-                a = affine(a.view(-1, wide), h.reshape(-1, width), self._wt).view(a.shape)
+                a = affine(a.view(-1, wide), h.reshape(-1, width), wt).view(a.shape)
             torch.mul(a, self._arguments[t], out=scaled)
             torch.mul(a, self._slopes[t], out=x[t])
             torch.sum(parts[:, :, :3], 2, out=cells[t])
@@ -129,12 +141,12 @@ class Bends:
         i, f, g, o = n.gates.chunk(GATES, 2)
         si, sf, sg, so = slopes.chunk(GATES, 2)
         dh, m = totals[:, 0], cells[:, 0]
-        curved = dh * (1 - squashed * squashed)
-        self._cell_o, self._cell_c = curved, -2 * o * squashed * curved
-        self._i_i, self._i_g = m * g * (1 - 2 * i), m * si
-        self._f_f, self._f_c = m * before(n.cells, n.c0) * (1 - 2 * f), m * sf
-        self._g_i, self._g_g = m * sg, -2 * m * i * g
-        self._o_o, self._o_c = dh * squashed * (1 - 2 * o), curved * so
+        curved = torch.mul(squashed, squashed).neg_().add_(1).mul_(dh)
+        self._cell_o, self._cell_c = curved, torch.mul(o, squashed).mul_(curved).mul_(-2)
+        self._i_i, self._i_g = _turned(m * g, i), m * si
+        self._f_f, self._f_c = _turned(before(n.cells, n.c0).mul_(m), f), m * sf
+        self._g_i, self._g_g = m * sg, torch.mul(m, i).mul_(g).mul_(-2)
+        self._o_o, self._o_c = _turned(dh * squashed, o), curved * so
         self._forget = m
 
     def sources(
@@ -155,3 +167,8 @@ class Bends:
         onto.addcmul_(over_columns(self._cell_c), cells)
         onto[:-1].addcmul_(over_columns(self._forget[1:]), f[1:])
         return Sources(None, onto, arguments, None, self._forget[0] * f[0])
+
+
+def _turned(t: Tensor, gate: Tensor) -> Tensor:
+    """``t (1 − 2 gate)``, over ``t``."""
+    return t.addcmul_(t, gate, value=-2)

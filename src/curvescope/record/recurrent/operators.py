@@ -38,17 +38,22 @@ def recurrent(
 def recurrent_backward(
     kind: str, by_h: Tensor | None, by_c: Tensor | None, w: Tensor, h0: Tensor, c0: Tensor | None,
     out: Tensor, cells: Tensor, gates: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Derivatives by ``x``, ``W h``, ``h_0``, ``c_0``; by all states, for the second ones."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Derivatives by ``x``, ``W h``, ``h_0``, ``c_0``; by all states, and slopes, for the second.
+
+    What there is not is empty.
+    """
     numbers = Numbers(w, h0, c0, out, cells, gates)
     onto = Sources(*(None if g is None else g[:, None] for g in (by_h, by_c)))
-    adjoint: Adjoint = CELLS[kind].slopes(numbers).pull(onto)
+    slopes = CELLS[kind].slopes(numbers)
+    adjoint: Adjoint = slopes.pull(onto)
     empty = out.new_empty(0)
     dx, dh0, totals = adjoint.x[:, 0], adjoint.h0[0], adjoint.totals[:, 0]
     hidden = empty if adjoint.hidden is None else adjoint.hidden[:, 0]
     dc0 = empty.clone() if adjoint.c0 is None else adjoint.c0[0]
     cells = empty.clone() if adjoint.cells is None else adjoint.cells[:, 0]
-    return dx, hidden, dh0, dc0, totals, cells
+    reusable = slopes.reusable() if kind == "lstm" else (empty.clone(), empty.clone())
+    return dx, hidden, dh0, dc0, totals, cells, *reusable
 
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:

@@ -33,6 +33,10 @@ class _Product:
         self._left, self._right = left, right
 
     def __call__(self, ta: Tensor | None, tb: Tensor | None, start: Tensor | None = None) -> Tensor:
+        if ta is not None and tb is not None and self._is_one(ta, tb):
+            assert self._left is not None
+            assert self._right is not None
+            return _matmul(_beside(ta, self._right), _beside(self._left.t(), tb.t()).t(), start)
         total = None
         if tb is not None:
             total = self._from_right(tb, start)
@@ -42,6 +46,16 @@ class _Product:
             self._add_left(total, ta)
         assert total is not None
         return total
+
+    def _is_one(self, ta: Tensor, tb: Tensor) -> bool:
+        """Whether both terms are best taken as one: ``(ȧ a) (b over ḃ)``.
+
+        A second result would be larger than the factors that are put together.
+        """
+        if self._left is None or self._right is None or ta.ndim > 2 or tb.ndim > 2:
+            return False
+        (m, k), n = ta.shape, tb.shape[1]
+        return m * n > (m + n) * k and by_onednn(ta, tb)
 
     def _from_right(self, tb: Tensor, start: Tensor | None) -> Tensor:
         assert self._right is not None
@@ -95,6 +109,13 @@ class _Condensed(_Product):
             _accumulate(total, self._b.lines.gather(ta, -1), self._b.matrix)
         else:
             total.add_(self._from_left(ta, None))
+
+
+def _beside(a: Tensor, b: Tensor) -> Tensor:
+    """``(a b)``, by rows or by columns as they lie in memory."""
+    if a.stride(0) == b.stride(0) == 1:
+        return torch.cat([a.t(), b.t()]).t()
+    return torch.cat([a, b], 1)
 
 
 def _matmul(a: Tensor, b: Tensor, start: Tensor | None) -> Tensor:

@@ -6,6 +6,7 @@ What the weights' own tangents contribute at all times is one matrix product bef
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -53,9 +54,10 @@ def _recurrent(call: Call) -> LinearStep:
 @rule(torch.ops.curvescope.recurrent_backward.default)
 def _recurrent_backward(call: Call) -> LinearStep:
     kind = call.leaves[0]
-    numbers = Numbers(*(_numbers(leaf) for leaf in call.leaves[3:]))
+    dx, hidden, _, _, totals, cells, *made = call.out
+    known = tuple(made) if kind == "lstm" else None
+    numbers = replace(Numbers(*(_numbers(leaf) for leaf in call.leaves[3:])), slopes=known)
     slopes = CELLS[kind].slopes(numbers)
-    dx, hidden, _, _, totals, cells = call.out
     hidden = (hidden if kind == "gru" else dx).flatten(0, 1)
     (steps, batch, width), gates = numbers.out.shape, numbers.gates
     bends = None  # where only the cotangent varies
@@ -86,7 +88,7 @@ def _recurrent_backward(call: Call) -> LinearStep:
         by_x, by_hidden = (
             None if t is None else t.transpose(0, 1) for t in (adjoint.x, adjoint.hidden)
         )
-        return by_x, by_hidden, *first, None, None
+        return by_x, by_hidden, *first, None, None, None, None
 
     return _step(block)
 
