@@ -1,12 +1,14 @@
 """Products with the networks of today, in multiples of one gradient, and what they hold.
 
-    python benchmarks/language.py                         # time: GPT-2, Llama, ViT, ResNet-18, LSTM
-    python benchmarks/language.py --memory                # peak memory, a process for each figure
-    python benchmarks/language.py --lengths               # attention: peak memory over the length
+    python benchmarks/language.py                         # everything, and the tables
+    python benchmarks/language.py --parts time --workloads GPT-2
+    python benchmarks/language.py --render                # the tables of results/language-cpu.json
 
 A kept product is one of many, a column is an eighth of a block of eight, a streamed product pays
-for everything. Rounds are interleaved with gradients, figures are medians; ``--clock process``
-takes the time of the process instead of the clock on the wall, for a machine that others use too.
+for everything. Rounds are interleaved with gradients; figures are medians in gradients, the least
+times of a round stand beside them in the results. Time is that of the process on one thread, which
+other users of the machine disturb less than the clock on the wall (``--clock wall``). Peak memory
+is that of a process for each figure. What was measured before in other parts of the file stays.
 Attention is torch's fused function for the gradient and its unfused path wherever a second
 derivative by torch needs that.
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import resource
 import subprocess
 import sys
@@ -35,6 +38,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 COLUMNS = 8
+LARGE = "GPT-2, 50,000 tokens"
 Task = Callable[[], Any]
 
 
@@ -58,10 +62,12 @@ WORKLOADS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, T
     "ViT": (networks.VisionTransformer, lambda: images(32)),
     "ResNet-18": (networks.resnet18, lambda: images(16)),
     "LSTM": (networks.Recurrent, lambda: tokens(VOCABULARY, 16, 64)),
-    "GPT-2, 50,000 tokens": (
+    LARGE: (
         lambda: networks.gpt2(50000, layers=2), lambda: tokens(50000, 8, 128),
     ),
 }  # fmt: skip
+PARTS = ("time", "memory", "lengths")
+RESULTS = Path(__file__).parent / "results" / "language-cpu.json"
 TIMED = ("GPT-2", "Llama", "ViT", "ResNet-18", "LSTM")
 
 
@@ -191,40 +197,51 @@ def taken(task: Task, device: str, clock: str) -> float:
     return time.process_time() - start
 
 
-def measure(
-    name: str, device: str, contestants: list[str], rounds: int, clock: str
-) -> dict[str, Any]:
+def measure(name: str, device: str, contestant: str, rounds: int, clock: str) -> dict[str, Any]:
+    """One contestant and gradients, in turns; ``checks`` are numbers that all agree on."""
     model, X, y = made(name, device)
-    v = torch.randn(sum(p.numel() for p in model.parameters()), device=device)
+    v, probe = torch.randn(2, sum(p.numel() for p in model.parameters()), device=device)
     plain = gradient(model, X, y)
-    tasks: dict[tuple[str, str], Task] = {}
-    truth: dict[str, Tensor] = {}
-    failures: dict[str, str] = {}
-    for contestant in contestants:
-        try:
-            offered = CONTESTANTS[contestant](model, X, y, v)
-            for task, act in offered.items():
-                result = _flat(act())
-                gap = float((result - truth.setdefault(task, result)).norm() / result.norm())
-                if not gap < 1e-3:
-                    failures[f"{contestant} {task}"] = f"differs from the first by {gap:.1e}"
-                tasks[contestant, task] = act
-        except Exception as error:
-            failures[contestant] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    try:
+        tasks = CONTESTANTS[contestant](model, X, y, v)
+        results = {task: _flat(act()).flatten() for task, act in tasks.items()}
+    except Exception as error:
+        return {"failure": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
+    checks = {
+        task: [float(r.norm()), float(r @ probe)] for task, r in results.items() if len(r) == len(v)
+    }
+    del results
     plain()
     gradients: list[float] = []
-    times: dict[tuple[str, str], list[float]] = {key: [] for key in tasks}
+    times: dict[str, list[float]] = {task: [] for task in tasks}
     for _ in range(rounds):
-        for key, act in tasks.items():
+        for task, act in tasks.items():
             gradients.append(taken(plain, device, clock))
-            times[key].append(taken(act, device, clock))
-    base = median(gradients)
-    ratios: dict[str, dict[str, float]] = {}
-    for (contestant, task), each in times.items():
-        columns = COLUMNS if task in ("HV", "GV") else 1
-        ratios.setdefault(contestant, {})[task] = round(median(each) / base / columns, 3)
-    return {"gradient_ms": round(base * 1e3, 2), "parameters": len(v), "batch": list(X.shape),
-            "ratios": ratios, "failures": failures}  # fmt: skip
+            times[task].append(taken(act, device, clock))
+    gradients.append(taken(plain, device, clock))
+    columns = {task: COLUMNS if task in ("HV", "GV") else 1 for task in tasks}
+    ratios = {
+        task: {
+            how.__name__: round(how(each) / how(gradients) / columns[task], 3)
+            for how in (median, min)
+        }
+        for task, each in times.items()
+    }
+    spread = [round(f(gradients) * 1e3, 1) for f in (min, median, max)]
+    return {"gradient_ms": spread, "rounds": rounds, "ratios": ratios, "checks": checks}
+
+
+def differing(entry: dict[str, Any]) -> list[str]:
+    """Contestants whose products are not those of the first one."""
+    wrong = []
+    truth: dict[str, list[float]] = {}
+    for contestant, result in entry.items():
+        for task, numbers in result.get("checks", {}).items():
+            first = truth.setdefault(task, numbers)
+            gap = max(abs(a - b) for a, b in zip(numbers, first, strict=True))
+            if not gap < 1e-3 * first[0]:
+                wrong.append(f"{contestant}, {task}: differs by {gap / first[0]:.1e}")
+    return wrong
 
 
 def _flat(out: Any) -> Tensor:
@@ -310,31 +327,89 @@ def memory(name: str, device: str, contestants: list[str]) -> dict[str, Any]:
     return table
 
 
+LENGTHS = (512, 1024, 2048, 4096)
+
+
 def lengths(device: str) -> dict[str, Any]:
-    """Peak MiB of a streamed product over the length of a sequence."""
+    """Peak MiB of a streamed product over the length of a sequence, and its growth: ``T^power``."""
     table: dict[str, Any] = {}
     for attention in ("ours", "unfused"):
-        for task in ("Hv", "Gv"):
-            row = {}
-            for T in (512, 1024, 2048, 4096):
-                name = f"attention {T} {attention}"
-                row[T] = elsewhere(name, device, "curvescope, streamed", task)
-            table[f"{attention} {task}"] = row
-            print(attention, task, row, flush=True)
+        for task in ("gradient", "Hv", "Gv"):
+            contestant = "gradient" if task == "gradient" else "curvescope, streamed"
+            row = {
+                T: elsewhere(f"attention {T} {attention}", device, contestant, task)
+                for T in LENGTHS
+            }
+            table[f"{attention} {task}"] = {"mib": row, "power": power(row)}
+            print(attention, task, table[f"{attention} {task}"], flush=True)
     return table
+
+
+def power(row: dict[int, float | None]) -> float | None:
+    """The slope of log memory over log length by least squares.
+
+    >>> power({512: 10.0, 1024: 20.0, 2048: 40.0})
+    1.0
+    """
+    points = [(math.log(T), math.log(mib)) for T, mib in row.items() if mib]
+    if len(points) < 2:
+        return None
+    x, y = ([p[i] - sum(p[i] for p in points) / len(points) for p in points] for i in (0, 1))
+    return round(sum(a * b for a, b in zip(x, y, strict=True)) / sum(a * a for a in x), 2)
+
+
+# Tables -------------------------------------------------------------------------------------------
+
+COLUMNS_OF_TABLE = (
+    ("curvescope, streamed", "Hv"), ("double backward", "Hv"), ("torch.func, jvp of grad", "Hv"),
+    ("curvlinops", "Hv"), ("curvescope, kept", "Hv"), ("curvescope, kept", "HV"),
+    ("curvescope, streamed", "Gv"), ("double backward", "Gv"), ("curvlinops", "Gv"),
+    ("curvescope, kept", "Gv"), ("curvescope, kept", "GV"),
+)  # fmt: skip
+
+
+def render(report: dict[str, Any]) -> str:
+    """The tables of the README."""
+    parts = []
+    names = [f"{task.replace('V', '·V').replace('v', '·v')}, {c}" for c, task in COLUMNS_OF_TABLE]
+    lines = [["", "gradient", *names]]
+    for name, entry in report.get("time", {}).items():
+        cells = [entry.get(c, {}).get("ratios", {}).get(t) for c, t in COLUMNS_OF_TABLE]
+        spans = [each["gradient_ms"] for each in entry.values() if "gradient_ms" in each]
+        cells_text = ["–" if cell is None else f"{cell['median']:.2f}" for cell in cells]
+        lines.append([name, f"{median(span[1] for span in spans):.0f} ms", *cells_text])
+    parts.append(_table(lines))
+    lines = [["", "gradient", *names]]
+    for name, entry in report.get("peak_mib", {}).items():
+        cells = [entry.get(c, {}).get(task) for c, task in COLUMNS_OF_TABLE]
+        cells_text = ["–" if cell is None else f"{cell:.0f}" for cell in cells]
+        lines.append([name, f"{entry['gradient']['Hv']:.0f}", *cells_text])
+    kept = [i for i in range(len(lines[0])) if i < 2 or any(row[i] != "–" for row in lines[1:])]
+    parts.append(_table([[row[i] for i in kept] for row in lines]))
+    lines = [["", *map(str, LENGTHS), "growth"]]
+    for name, entry in report.get("lengths", {}).items():
+        values = ["–" if mib is None else f"{mib:.0f}" for mib in entry["mib"].values()]
+        lines.append([name, *values, f"T^{entry['power']}"])
+    parts.append(_table(lines))
+    return "\n\n".join(parts)
+
+
+def _table(lines: list[list[str]]) -> str:
+    rule = ["---"] * len(lines[0])
+    return "\n".join("| " + " | ".join(row) + " |" for row in (lines[0], rule, *lines[1:]))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--workloads", nargs="+", default=list(TIMED))
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--workloads", nargs="+", default=None)
     parser.add_argument("--contestants", nargs="+", default=list(CONTESTANTS))
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--clock", choices=("wall", "process"), default="wall")
-    parser.add_argument("--memory", action="store_true")
-    parser.add_argument("--lengths", action="store_true")
-    parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--clock", choices=("wall", "process"), default="process")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--render", action="store_true")
     parser.add_argument("--peak", nargs=3, default=None, help=argparse.SUPPRESS)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -344,25 +419,40 @@ def main() -> None:
         name, contestant, task = options.peak
         print(peak(name, options.device, contestant, task))
         return
-    report: dict[str, Any] = {"versions": versions(), "device": _device(options.device),
-                              "clock": options.clock, "workloads": {}}  # fmt: skip
-    if options.lengths:
+    report: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
+    if not options.render:
+        report |= {"versions": versions(), "device": _device(options.device),
+                   "threads": options.threads, "clock": options.clock}  # fmt: skip
+        for part in options.parts:
+            take(part, options, report)
+    print(render(report))
+
+
+def take(part: str, options: Any, report: dict[str, Any]) -> None:
+    """One part of the measurements, written down as it goes."""
+    if part == "lengths":
         report["lengths"] = lengths(options.device)
-    for name in () if options.lengths else options.workloads:
-        if options.memory:
-            result: dict[str, Any] = {"peak_mib": memory(name, options.device, options.contestants)}
-        else:
-            result = measure(
-                name, options.device, options.contestants, options.rounds, options.clock
+        _write(options.out, report)
+        return
+    for name in options.workloads or (TIMED if part == "time" else [*TIMED, LARGE]):
+        if part == "memory":
+            report.setdefault("peak_mib", {})[name] = memory(
+                name, options.device, options.contestants
             )
-            print(f"\n{name}: one gradient {result['gradient_ms']} ms", flush=True)
-            for contestant, row in result["ratios"].items():
-                print(f"{contestant:26}", row, flush=True)
-            for contestant, why in result["failures"].items():
-                print(f"  {contestant}: {why}", flush=True)
-        report["workloads"][name] = result
-    if options.out:
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
+            _write(options.out, report)
+            continue
+        entry = report.setdefault("time", {}).setdefault(name, {})
+        for contestant in options.contestants:
+            done = measure(name, options.device, contestant, options.rounds, options.clock)
+            entry[contestant] = done
+            print(name, contestant, json.dumps(done), flush=True)
+            _write(options.out, report)
+        for sentence in differing(entry):
+            print(f"{name}: {sentence}", flush=True)
+
+
+def _write(out: Path, report: dict[str, Any]) -> None:
+    out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":
