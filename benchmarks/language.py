@@ -377,7 +377,8 @@ def render(report: dict[str, Any]) -> str:
         cells = [entry.get(c, {}).get("ratios", {}).get(t) for c, t in COLUMNS_OF_TABLE]
         spans = [each["gradient_ms"] for each in entry.values() if "gradient_ms" in each]
         cells_text = ["–" if cell is None else f"{cell['median']:.2f}" for cell in cells]
-        lines.append([name, f"{median(span[1] for span in spans):.0f} ms", *cells_text])
+        gradients = f"{median(span[1] for span in spans):.0f} ms" if spans else "–"
+        lines.append([name, gradients, *cells_text])
     parts.append(_table(lines))
     lines = [["", "gradient", *names]]
     for name, entry in report.get("peak_mib", {}).items():
