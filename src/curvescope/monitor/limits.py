@@ -105,6 +105,7 @@ None where the parameter has not been moved yet.
 
 _Found = tuple[float, Tensor, float] | None
 _OF: dict[str, Limit] = {}
+_PLAIN = "torch.optim.sgd.SGD"
 _TORCH_ADAFACTOR = ("torch.optim.Adafactor", "torch.optim._adafactor.Adafactor")
 NEED_BEFORE = (*_TORCH_ADAFACTOR, "transformers.optimization.Adafactor")
 
@@ -134,6 +135,11 @@ def name_of(optimizer: Any) -> str | None:
             mine, theirs = (inspect.unwrap(c.step) for c in (type(optimizer), kind))  # type: ignore[attr-defined]
             return name if mine.__code__ is theirs.__code__ else None
     return None
+
+
+def scales_coordinates(optimizer: Any) -> bool:
+    """Whether an optimizer has a ``P`` of its own, even if it has made no step yet."""
+    return optimizer is not None and name_of(optimizer) not in (None, _PLAIN)
 
 
 def stability_limits(
@@ -186,7 +192,7 @@ def _of(
     return limit
 
 
-@limit_of("torch.optim.sgd.SGD")
+@limit_of(_PLAIN)
 def _sgd(group: Any, state: Any, p: Tensor, before: Any) -> tuple[float, float, float]:
     rate, momentum = float(group["lr"]), float(group["momentum"])
     scalar = 2 * (1 + momentum) / rate

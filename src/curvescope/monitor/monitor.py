@@ -23,6 +23,7 @@ from curvescope.monitor.limits import (
     Before,
     Limits,
     name_of,
+    scales_coordinates,
     stability_limits,
     unwrapped,
 )
@@ -310,10 +311,12 @@ class Monitor:
         start = self._now()
         step = torch.cat([p.detach().reshape(-1) for p in self._parameters]) * 1e-3
         for _ in range(2):
-            values, seconds, _ = self._measure(self.track, step)
+            values, seconds, found = self._measure(self.track, step)
         if not seconds:
             rule = "the loss on the `probe`, or a weight, is not finite"
             raise CurvescopeError("Monitor(model)", rule)
+        if "top" in seconds and found is None and scales_coordinates(self._optimizer):
+            seconds["top"] *= 2  # after the first step there will be two matrices
         self._budget = Budget(self._budget.share, self.track, seconds)
         begin = self._now()
         with torch.enable_grad(), _state.without_autocast(self._device):

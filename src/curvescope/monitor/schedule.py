@@ -68,9 +68,9 @@ class Budget:
         self._earned = self._spent = 0.0
 
     def pay(self, seconds: Mapping[str, float]) -> None:
-        """Measurements have cost so much."""
+        """Measurements have cost so much; prices fall slowly, so that no account is overdrawn."""
         for name, cost in seconds.items():
-            self.prices[name] = 0.5 * (self.prices.get(name, cost) + cost)
+            self.prices[name] = max(cost, 0.5 * (self.prices.get(name, cost) + cost))
             self.accounts[name] -= cost
         self._wait = 0.0
 
