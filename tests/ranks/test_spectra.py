@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ import torch
 from torch import Tensor
 
 import curvescope as cs
+from curvescope import io
 from curvescope.errors import CurvescopeError
 from curvescope.flatness.measures import estimated_measures
 from curvescope.operators.base import LinearOperator
-from curvescope.ranks import Group
+from curvescope.ranks import Group, Traffic, traffic
 from curvescope.spectra import (
     block_lanczos,
     diagonal,
@@ -35,7 +37,8 @@ from curvescope.spectra import (
 from curvescope.vectors import Space
 from tests.extending.conftest import blocks
 from tests.ranks.processes import on_ranks
-from tests.ranks.spread import Blocks, Shares
+from tests.ranks.shards import Comparison
+from tests.ranks.spread import F64, Blocks, Shares
 from tests.spectra.matrices import hessian_like, rotated, seeded
 
 pytestmark = pytest.mark.ranks
@@ -133,11 +136,13 @@ def _same(name: str, result: Any, expected: Any) -> None:
 def _everything(rank: int, size: int, folder: str) -> dict[str, int]:
     group, matrix = Group.of("world"), rotated(hessian_like(N))
     dense = matrix.dense()
+    with io.written_by(rank == 0):  # as the command line has it: pieces come from all
+        _checkpoints(group, dense, Path(folder))
     for name, call in ALL.items():
         A = Shares(dense, group) if name in SUMMED else Blocks(dense, group)
         _same(f"{type(A).__name__} {name}", call(A), call(matrix))
-    _checkpoints(group, dense, Path(folder))
     _extension(Shares(dense, group), matrix, Path(folder, f"own{size}"), rank)
+    _of_data(rank, size)
     _refusals(Shares(dense, group), group)
     return _memory(group)
 
@@ -166,15 +171,16 @@ def _checkpoints(group: Group, dense: Tensor, folder: Path) -> None:
 def _goes_on(name: str, A: LinearOperator, path: Path) -> None:
     """From a copy, to the numbers of a run that nothing disturbed, in fewer steps."""
     group = A.domain.group
-    copy = path.parent / f"{path.name}to{group.size}" / path.name
+    taken = path.parent / f"{path.name}to{group.size}" / path.name
     if group.rank == 0:
-        copy.parent.mkdir()
+        taken.parent.mkdir()
         for file in [path, *path.parent.glob(f"{path.name}.*.piece")]:
-            shutil.copy(file, copy.parent)
+            shutil.copy(file, taken.parent)
     group.agree(True)
     steps: list[int] = []
     every = 1 if group.alone else 1000  # one process removes the pieces when it saves
-    result = ALL[name](A, checkpoint=copy, every=every, progress=lambda p: steps.append(p.products))
+    told = {"progress": lambda p: steps.append(p.products)}
+    result = ALL[name](A, checkpoint=taken, every=every, **told)
     assert steps[0] > 1, "it began anew"
     whole = rotated(hessian_like(N))
     _same(f"{name} from {path.name} on {group.size}", result, ALL[name](whole))
@@ -192,6 +198,27 @@ def _extension(A: LinearOperator, matrix: LinearOperator, folder: Path, rank: in
     ours = power(A, 40, generator=seeded(), checkpoint=path, every=7)
     _same("power", ours, power(matrix, 40, generator=seeded()))
     assert len(list(folder.glob("state.*.piece"))) == A.domain.group.size
+
+
+def _of_data(rank: int, size: int) -> None:
+    """Curvature of data on all ranks: whole rows gathered, their sum scattered."""
+    problem = Comparison(rank, size).begin("cross_entropy")
+    group, H, G = problem.group, cs.Hessian(problem), cs.GaussNewton(problem)
+    shifted = H + cs.Identity(H.shape[0], dtype=F64, device="cpu")
+    for A in (H, G, H - G, shifted):
+        space = A.domain
+        assert space.counts == [len(range(r, space.size, size)) for r in range(size)]
+        rows = space.random(3, generator=seeded())
+        for block in (rows, rows[:1]):
+            whole = A @ space.gather(block).T
+            torch.testing.assert_close(space.gather(A.on_rows(block)).T, whole)
+        before = copy(group.traffic)
+        A.on_rows(rows)
+        gathers = 2 if A is shifted else 1  # a part that is whole on every rank has one of its own
+        sent = gathers * traffic.all_gather(size, 24 * max(space.counts))
+        sent += 24 * (space.size - space.count)
+        assert group.traffic.since(before) == Traffic(gathers + 1, sent)
+    assert H.block("fc1").domain.size == H.block("fc1").shape[0]
 
 
 def _refusals(A: LinearOperator, group: Group) -> None:

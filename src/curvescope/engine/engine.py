@@ -49,11 +49,18 @@ class Engine:
 
     def product(self, matrix: Matrix, rows: Tensor, how: Options) -> Tensor:
         """``[k, P]`` to ``[k, P]``: the weighted mean over all terms, one collective in a group."""
+        return matrix.problem.mean_(*self._sums(matrix, rows, how))
+
+    def share(self, matrix: Matrix, rows: Tensor, how: Options) -> Tensor:
+        """This rank's share of a product: those of all ranks add up to it."""
+        return matrix.problem.share_(*self._sums(matrix, rows, how))
+
+    def _sums(self, matrix: Matrix, rows: Tensor, how: Options) -> Sums:
+        """The sum over this rank's terms, and their weight."""
         problem = matrix.problem
         with problem.group.together():
             problem.check_unchanged()
-            total, weight = self._trying(matrix, lambda: self._product(matrix, rows, how))
-        return problem.mean_(total, weight)
+            return self._trying(matrix, lambda: self._product(matrix, rows, how))
 
     def _product(self, matrix: Matrix, rows: Tensor, how: Options) -> Sums:
         if self._in_closed_form(matrix, how, len(rows)):

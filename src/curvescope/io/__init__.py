@@ -23,6 +23,7 @@ from curvescope.io.files import (
     remove_parts,
     writes,
     written_by,
+    written_by_each,
 )
 from curvescope.io.folder import claimed, held, refuse_difference, refuse_others
 from curvescope.io.lock import Busy, busy, locked
@@ -104,4 +105,5 @@ __all__ = [
     "write_tensors",
     "writes",
     "written_by",
+    "written_by_each",
 ]

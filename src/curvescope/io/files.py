@@ -35,6 +35,17 @@ def written_by(this_process: bool) -> Iterator[None]:
         _writes = before
 
 
+@contextmanager
+def written_by_each() -> Iterator[None]:
+    """In the block every process writes: files of its own, such as a rank's share of vectors."""
+    global _writes
+    before, _writes = _writes, True
+    try:
+        yield
+    finally:
+        _writes = before
+
+
 def writes() -> bool:
     """Whether this process writes files."""
     return _writes

@@ -26,6 +26,7 @@ from curvescope.operators.layer import LayerRoot
 from curvescope.problem import ParamSpace, Problem
 from curvescope.record.outputs import Mix, SampledFisher
 from curvescope.record.piecewise import PiecewiseLinear
+from curvescope.vectors import Space
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -121,6 +122,24 @@ class Curvature(LinearOperator):
             _checks.all_finite(f"{self} @ x", Y)
             self._sound = True
         return Y
+
+    def _layout(self) -> Space:
+        """An equal share for each rank that has a part of the data."""
+        n, group = self.shape[1], self.problem.group
+        return Space(n, dtype=self.dtype, device=self.device, group=group)
+
+    def _on_rows(self, rows: Tensor) -> Tensor:
+        """Rows are gathered and the sum over the ranks is scattered: as much as one sum sends."""
+        space = self.domain
+        if space.alone:
+            return super()._on_rows(rows)
+        whole = space.gather(rows).contiguous()
+        with full_precision(self.device):
+            image = space.scatter_sum(self._engine.share(self._matrix, whole, self._how))
+        if not self._sound and _checks.finite(whole):
+            _checks.all_finite(f"{self} @ x", space.total(image.double().sum(1)))
+            self._sound = True
+        return image
 
     def _quadratic(self, X: Tensor) -> Tensor:
         """``xᵀ Jᵀ B J x = (J x)ᵀ B (J x)``: no backward pass, about half a product."""

@@ -400,6 +400,12 @@ class Problem(ModelFunction):
         total = self.sum_(total)
         return total.div_(self.whole_weight(weight))
 
+    def share_(self, total: Tensor, weight: float) -> Tensor:
+        """This rank's share of :meth:`mean_`, which those of all ranks add up to; in place."""
+        if not self.data.counts:
+            total.zero_()
+        return total.div_(self.whole_weight(weight))
+
     def whole_weight(self, weight: float) -> float:
         """The weight of the terms of the whole data, exchanged once."""
         if not self._weights and not self.group.alone:

@@ -30,7 +30,8 @@ def write_pieces(path: Path, space: Space, blocks: Mapping[str, Tensor]) -> dict
     group = space.group
     mark = group.plain(secrets.token_hex(4))
     names = [f"{path.name}.{mark}.{rank}of{group.size}.piece" for rank in range(group.size)]
-    io.write_tensors(path.with_name(names[group.rank]), blocks)
+    with io.written_by_each():
+        io.write_tensors(path.with_name(names[group.rank]), blocks)
     group.agree(True)  # all have written
     return {"files": names, "parts": [list(map(list, parts)) for parts in space.of_ranks]}
 
