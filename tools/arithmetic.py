@@ -9,11 +9,12 @@ weights, one copy         ``b P``, or ``b P / R`` where the model is sharded
 a product, working        ``2 b P`` for a column and its result, ``2 b P / R`` sharded
 three rows of Lanczos     ``3 b k P / R``: what a density needs without orthogonalization
 a kept basis              ``b k m P / R``: what full orthogonalization needs
-a product sends           replicated: the column is gathered and the result summed,
-                          ``(R − 1)/R · b P + 2 (R − 1)/R · b P``; sharded (reverse over reverse):
+a product sends           replicated: the column is gathered and the sum over the data scattered,
+                          ``2 (R − 1)/R · b P``; sharded (reverse over reverse):
                           weights gathered for each of three passes, the vector once, the gradient
                           and the result scattered, ``6 (R − 1)/R · b P``
-a density sends           ``k m`` products, and for each step the ``k × k`` inner products
+a density sends           ``k m`` products, and for each step ``k`` inner products, ``k`` norms and
+                          how far each rank is
 ========================= =====================================================================
 
 Activations depend on the batch and are left out; so is what the network adds to a payload.
@@ -53,17 +54,17 @@ def cost(parameters: int, ranks: int, *, sharded: bool, probes: int = PROBES) ->
     whole = BYTES * parameters
     share = -(-whole // ranks)
     gathered, scattered = all_gather(ranks, share), all_reduce(ranks, whole) // 2
-    product = 4 * gathered + 2 * scattered if sharded else gathered + all_reduce(ranks, whole)
+    product = 4 * gathered + 2 * scattered if sharded else gathered + scattered
     count = probes * STEPS
-    inner = all_reduce(ranks, 8 * probes * probes)  # in float64
+    small = 2 * all_reduce(ranks, 8 * probes) + all_reduce(ranks, 8 * ranks)
     return Cost(
         weights=share if sharded else whole,
         working=2 * (share if sharded else whole),
         rows=3 * probes * share,
         basis=probes * STEPS * share,
         product=product,
-        density=count * product + 2 * STEPS * inner,
-        collectives=(6 if sharded else 2) * count + 2 * STEPS,
+        density=count * product + STEPS * small,
+        collectives=(6 if sharded else 2) * count + 3 * STEPS,
     )
 
 

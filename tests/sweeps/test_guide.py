@@ -38,8 +38,9 @@ def test_the_arithmetic_is_that_of_its_formulas(sharded: bool) -> None:
     P, R, k, m, b = 1_000_000, 8, 8, 100, 4
     cost = arithmetic().cost(P, R, sharded=sharded)
     assert cost.basis == b * k * m * P // R
-    assert cost.product == (6 if sharded else 3) * (R - 1) * b * P // R
-    assert cost.density == k * m * cost.product + 2 * m * 2 * (R - 1) * 8 * k * k // R
+    assert cost.product == (6 if sharded else 2) * (R - 1) * b * P // R
+    small = 2 * 2 * (R - 1) * 8 * k // R + 2 * (R - 1) * 8
+    assert cost.density == k * m * cost.product + m * small
 
 
 def test_the_plan_in_the_guide_is_one() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from curvescope import _checks
@@ -30,6 +31,9 @@ from curvescope.vectors import Space
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+_WHOLE = 1 << 30
+"""Bytes of whole vectors that a rank gathers for a product, one vector at the least."""
 
 
 class MatrixOptions(ProductOptions, total=False):
@@ -129,10 +133,15 @@ class Curvature(LinearOperator):
         return Space(n, dtype=self.dtype, device=self.device, group=group)
 
     def _on_rows(self, rows: Tensor) -> Tensor:
+        """As many at a time as take little memory when they are whole."""
+        if self.domain.alone:
+            return super()._on_rows(rows)
+        some = max(1, _WHOLE // (self.shape[1] * rows.element_size()))
+        return torch.cat([self._over_ranks(block) for block in rows.split(some)])
+
+    def _over_ranks(self, rows: Tensor) -> Tensor:
         """Rows are gathered and the sum over the ranks is scattered: as much as one sum sends."""
         space = self.domain
-        if space.alone:
-            return super()._on_rows(rows)
         whole = space.gather(rows).contiguous()
         with full_precision(self.device):
             image = space.scatter_sum(self._engine.share(self._matrix, whole, self._how))
