@@ -139,6 +139,8 @@ def _everything(rank: int, size: int, folder: str) -> dict[str, int]:
     with io.written_by(rank == 0):  # as the command line has it: pieces come from all
         _checkpoints(group, dense, Path(folder))
     for name, call in ALL.items():
+        if name in ("measures", "deflated", "normalized") and size != 3:
+            continue  # made of the others
         A = Shares(dense, group) if name in SUMMED else Blocks(dense, group)
         _same(f"{type(A).__name__} {name}", call(A), call(matrix))
     _extension(Shares(dense, group), matrix, Path(folder, f"own{size}"), rank)
@@ -150,6 +152,8 @@ def _everything(rank: int, size: int, folder: str) -> dict[str, int]:
 def _checkpoints(group: Group, dense: Tensor, folder: Path) -> None:
     """Four ranks are cut, and others go on, some of which are cut too."""
     for name, steps in CUT.items():
+        if group.size == 3 and name not in ("block_lanczos", "outliers", "hutch++"):
+            continue
         for size in (4, 2) if group.size < 4 else ():
             if (path := folder / f"{name}-{size}").exists() and size != group.size:
                 _goes_on(name, Blocks(dense, group), path)
@@ -164,7 +168,7 @@ def _checkpoints(group: Group, dense: Tensor, folder: Path) -> None:
 
         path = folder / f"{name}-{group.size}"
         with pytest.raises(Cut):
-            ALL[name](Shares(dense, group), progress=cut, checkpoint=path, every=2)
+            ALL[name](Shares(dense, group), progress=cut, checkpoint=path, every=steps)
         group.agree(True)
 
 
@@ -265,7 +269,7 @@ class _Spread(LinearOperator):
 def test_every_estimator_on_one_to_four_ranks(tmp_path: Path) -> None:
     n = 1 << 18
     for size in (4, 3, 2):
-        held = on_ranks(size, tmp_path, _everything, str(tmp_path), seconds=120.0)
+        held = on_ranks(size, tmp_path, _everything, str(tmp_path), seconds=250.0)
         for rank, share in enumerate(held):
             assert isinstance(share, dict), f"rank {rank} of {size}: {share}"
             count = n // size + (rank < n % size)
