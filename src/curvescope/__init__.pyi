@@ -27,6 +27,8 @@ from curvescope.operators.gauss_newton import GaussNewton as GaussNewton
 from curvescope.operators.gauss_newton import MonteCarloFisher as MonteCarloFisher
 from curvescope.operators.hessian import Hessian as Hessian
 from curvescope.operators.kronecker import KroneckerOperator as KroneckerOperator
+from curvescope.operators.sharded import ShardedGaussNewton as ShardedGaussNewton
+from curvescope.operators.sharded import ShardedHessian as ShardedHessian
 from curvescope.operators.simple import Dense as Dense
 from curvescope.operators.simple import Diagonal as Diagonal
 from curvescope.operators.simple import Identity as Identity

@@ -180,3 +180,12 @@ def test_a_killed_rank_ends_all(victim: int, moment: str, tmp_path: Path) -> Non
 def test_time_limit(tmp_path: Path) -> None:
     results = on_ranks(2, tmp_path, _late)
     assert "took longer than the limit of 0.5 s" in results[1]
+
+
+def _late(rank: int, size: int) -> int:
+    time.sleep(1.2 * rank)  # longer than the time between two looks at the others
+    return Group.of(True).size
+
+
+def test_a_rank_may_come_late_to_the_first_meeting(tmp_path: Path) -> None:
+    assert on_ranks(2, tmp_path, _late) == [2, 2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Container
 from typing import Any
 
@@ -22,6 +23,12 @@ def unwrapped(model: Any) -> Any:
     return model
 
 
+def is_sharded(model: nn.Module) -> bool:
+    """Whether a parameter is a DTensor; torch's part that knows them is not imported to look."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and any(isinstance(p, module.DTensor) for p in model.parameters())
+
+
 def check_model(model: Any) -> None:
     """Refuse a model that cannot be run with other weights.
 
@@ -32,6 +39,10 @@ def check_model(model: Any) -> None:
     if not isinstance(model, nn.Module):
         rule = "needs a torch.nn.Module"
         raise CurvescopeError("Problem(model)", rule, given=type(model).__name__)
+    if is_sharded(model):
+        rule = "its weights are shared out over ranks, where only reverse mode can go through them"
+        remedy = "take cs.ShardedHessian(model, data, loss=…, group=True) or ShardedGaussNewton"
+        raise CurvescopeError("Problem(model)", rule, remedy=remedy)
     for module in model.modules():
         if isinstance(module, nn.DataParallel | DistributedDataParallel):
             raise CurvescopeError(

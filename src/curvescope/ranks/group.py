@@ -24,7 +24,7 @@ from torch import Tensor
 from curvescope import _checks
 from curvescope.errors import CurvescopeError
 from curvescope.ranks import failure, traffic
-from curvescope.ranks.mailbox import Mailbox
+from curvescope.ranks.mailbox import Mailbox, Unopened
 from curvescope.ranks.traffic import Traffic
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ class Group:
         self._heard: dict[int, int] = {}  # the same of the others, as far as they told
         if processes is not None:
             self.rank, self.size = processes.rank(), processes.size()
+        self._mailbox: Mailbox | Unopened = Unopened()
         if self.size > 1:
             self._open()
 
@@ -106,10 +107,11 @@ class Group:
         self._backends = dict(each.split(":") for each in config.split(","))
         host = socket.gethostname()
         hosts = self._plain_of_all(host)
-        self._mailbox = Mailbox(self.rank, self.size, local=len(set(hosts)) == 1)
+        mailbox = Mailbox(self.rank, self.size, local=len(set(hosts)) == 1)
         secret = secrets.token_hex(16) if self.rank == 0 else ""
-        places = self._plain_of_all([host, self._mailbox.port, secret])
-        self._mailbox.connect([(host, port) for host, port, _ in places], places[0][2])
+        places = self._plain_of_all([host, mailbox.port, secret])
+        mailbox.connect([(host, port) for host, port, _ in places], places[0][2])
+        self._mailbox = mailbox
         self.traffic = Traffic()
         _tell_of_crashes(self)
 
