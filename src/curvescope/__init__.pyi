@@ -13,6 +13,8 @@ from curvescope.cli.sweeping import sweep as sweep
 from curvescope.data import dataset as dataset
 from curvescope.errors import CurvescopeError as CurvescopeError
 from curvescope.errors import ModelError as ModelError
+from curvescope.experiments.analyze import analyze as analyze
+from curvescope.experiments.configuration import Settings as Settings
 from curvescope.experiments.doctor import doctor as doctor
 from curvescope.figures.plot import plot as plot
 from curvescope.flatness import TraceRegularizer as TraceRegularizer
@@ -35,6 +37,7 @@ from curvescope.operators.simple import Identity as Identity
 from curvescope.operators.simple import LowRank as LowRank
 from curvescope.problem import Problem as Problem
 from curvescope.problem import losses as losses
+from curvescope.reports.page import write_report as write_report
 from curvescope.reports.table import table as table
 from curvescope.spectra import diagonal as diagonal
 from curvescope.spectra import eigenpairs as eigenpairs

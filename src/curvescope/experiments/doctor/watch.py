@@ -93,12 +93,16 @@ def peak(act: Callable[[], object], device: torch.device) -> tuple[int, int]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The profiler writes notes of its own to the terminal."""
-    before = os.environ.get(_LOG)
+    """The profiler writes notes of its own to the terminal, past Python's streams."""
+    before, nothing, terminal = os.environ.get(_LOG), os.open(os.devnull, os.O_WRONLY), os.dup(2)
     os.environ[_LOG] = "99"
+    os.dup2(nothing, 2)
     try:
         yield
     finally:
+        os.dup2(terminal, 2)
+        os.close(terminal)
+        os.close(nothing)
         if before is None:
             del os.environ[_LOG]
         else:
