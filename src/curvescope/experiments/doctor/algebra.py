@@ -1,8 +1,7 @@
-"""What estimators do besides their products: measured on a diagonal matrix of the same size.
+"""What an estimator takes besides products: its basis and the orthogonalization.
 
-A product with it costs next to nothing, so that what is left are the bases and their
-orthogonalization. With ``s`` steps this takes ``a s + b s²``, of which two short runs give ``a``
-and ``b``.
+It is run on a diagonal matrix of the problem's size, with which a product costs next to nothing.
+``s`` steps take ``a s + b s²`` seconds; ``a`` and ``b`` follow from two short runs.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _PAIRS = 4 << 30  # of the basis of eigenpairs
 
 
 @dataclass(frozen=True)
-class Taken:
+class Cost:
     """Seconds of a piece of work, and its bytes at the peak."""
 
     seconds: float

@@ -12,7 +12,7 @@ from curvescope._state import copied, held
 from curvescope.certificates.blocks import Layout
 from curvescope.certificates.bound import draws_for_slack
 from curvescope.certificates.evaluate import BLOCK, stochastic_error
-from curvescope.certificates.examples import as_examples, home
+from curvescope.certificates.examples import as_examples, home, logits
 from curvescope.certificates.methods import Method, posterior_method
 from curvescope.certificates.network import StochasticNetwork
 from curvescope.certificates.optimize import Optimized, optimize
@@ -48,7 +48,7 @@ def examples(model: nn.Module, data: Any) -> Problem:
     """A problem on the examples of a certificate, with the loss of a classifier."""
     X, _ = as_examples("certify", data, *home("certify", model))
     with held(model, "eval"), torch.no_grad():
-        loss = classifier_loss(model(X[:2]))
+        loss = classifier_loss(logits(model, X[:2]))
     return Problem(model, data, loss=loss, batch_size=_BATCH)
 
 
@@ -71,10 +71,7 @@ def _forecast(
 ) -> Forecast:
     model, device = copied(problem.model), problem.device
     with held(model, "eval"), torch.no_grad():
-        output = model(pair[0][:2])
-    if not isinstance(output, Tensor):
-        rule = "a certificate needs a model that returns its logits as a tensor"
-        raise CurvescopeError("certify(model)", rule, given=type(output).__name__)
+        logits(model, pair[0][:2])  # refused here where it has none
     layout = Layout.of(model)
     prior_mean = 0.9 * layout.flatten({n: p.detach() for n, p in model.named_parameters()})
     results: list[Optimized] = []
@@ -84,7 +81,7 @@ def _forecast(
         short = replace(method, epochs=epochs, refresh=0)
         results.append(optimize(model, prior_mean, pair, short, generator=g))
 
-    most, _ = peak(lambda: run(_SHORT), device)
+    peak_bytes, _ = peak(lambda: run(_SHORT), device)
     short, long = once(lambda: run(_SHORT), device), once(lambda: run(_LONG), device)
     steps = max(len(pair[1]) // method.batch_size, 1)
     epoch = (long - short) / (_LONG - _SHORT)
@@ -99,7 +96,7 @@ def _forecast(
         ("bases", bases * (basis + passes)),
         ("draws", _draws(problem, measured, results[-1], pair)),
     )
-    return Forecast("certificate", sum(seconds for _, seconds in parts), most, parts)
+    return Forecast("certificate", sum(seconds for _, seconds in parts), peak_bytes, parts)
 
 
 def _draws(

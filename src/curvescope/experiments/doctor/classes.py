@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from curvescope.experiments.configuration import Settings
-from curvescope.experiments.doctor.algebra import Taken
+from curvescope.experiments.doctor.algebra import Cost
 from curvescope.experiments.doctor.layers import LayerCosts
 from curvescope.experiments.doctor.trials import Trials, cubic, dense_product
 from curvescope.experiments.stages.class_structure import GRAM_ROWS
@@ -48,7 +48,7 @@ class ClassCosts:
         self._trials = trials
         self._rows = trials.samples * trials.terms * layers.outputs
 
-    def all(self, names: Sequence[str]) -> Taken:
+    def all(self, names: Sequence[str]) -> Cost:
         """The attribution of outliers, and the class structure of every layer."""
         attribution = self._attribution()
         seconds, peak_bytes = attribution.seconds, attribution.bytes
@@ -58,9 +58,9 @@ class ClassCosts:
             exact = 2 * cubic(size, self._device) if size <= self._settings.class_rows else 0.0
             seconds += count * (layer.seconds + exact)
             peak_bytes = max(peak_bytes, layer.bytes)
-        return Taken(seconds, peak_bytes)
+        return Cost(seconds, peak_bytes)
 
-    def _attribution(self) -> Taken:
+    def _attribution(self) -> Cost:
         rows, device = self._rows, self._device
         if rows > GRAM_ROWS * self._settings.class_rows:
             return self._trials.batch(
@@ -74,7 +74,7 @@ class ClassCosts:
             seconds += _PRODUCTS * dense_product(rows, device)
         if rows <= self._settings.class_rows:
             seconds += _SPECTRA * cubic(rows, device)
-        return Taken(seconds, gram.bytes)
+        return Cost(seconds, gram.bytes)
 
     def _statistics(self, name: str) -> Callable[[Problem], object]:
         settings, groups = self._settings, self._groups

@@ -1,4 +1,4 @@
-"""What a density and an analysis will take: products counted, and times measured, multiplied.
+"""What a density and an analysis will take: the number of products times that of one.
 
 A density and the sums take a number of products that is known beforehand. Eigenpairs take as many
 as their spectrum asks for: ``PER_PAIR`` is what networks and their layers took, fresh and trained
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from curvescope.experiments.configuration import Settings
-from curvescope.experiments.doctor.algebra import Algebra, Taken
+from curvescope.experiments.doctor.algebra import Algebra, Cost
 from curvescope.experiments.doctor.classes import ClassCosts
 from curvescope.experiments.doctor.layers import LayerCosts
 from curvescope.experiments.doctor.records import Forecast, Measured, Product
@@ -49,27 +49,27 @@ class Forecaster:
 
     # Estimators ---------------------------------------------------------------------------------
 
-    def density(self, matrix: str, steps: int, probes: int) -> Taken:
+    def density(self, matrix: str, steps: int, probes: int) -> Cost:
         """A spectral density."""
         product = self._product(matrix)
         steps = min(steps, self._algebra.n)
         each = self._columns(product, probes)
-        most = product.peak_block + self._algebra.density_bytes(steps, probes)
-        return Taken(steps * each + self._algebra.density(steps, probes), most)
+        peak = product.peak_block + self._algebra.density_bytes(steps, probes)
+        return Cost(steps * each + self._algebra.density(steps, probes), peak)
 
-    def pairs(self, matrix: str, k: int) -> Taken:
+    def pairs(self, matrix: str, k: int) -> Cost:
         """``k`` eigenpairs."""
         product = self._product(matrix)
         count = min(PER_PAIR[matrix] * k + 8, self._algebra.n)
-        most = product.peak_one + self._algebra.pairs_bytes(k, count)
-        return Taken(count * product.one + self._algebra.pairs(count), most)
+        peak = product.peak_one + self._algebra.pairs_bytes(k, count)
+        return Cost(count * product.one + self._algebra.pairs(count), peak)
 
-    def sums(self, matrix: str, products: int) -> Taken:
+    def sums(self, matrix: str, products: int) -> Cost:
         """A trace or a norm."""
         product = self._product(matrix)
         products = min(products, self._algebra.n)
         time = self._columns(product, products) + self._algebra.sums(products)
-        return Taken(time, product.peak_block + self._algebra.sums_bytes(products))
+        return Cost(time, product.peak_block + self._algebra.sums_bytes(products))
 
     def _columns(self, product: Product, columns: int) -> float:
         """A product with many columns, as blocks of those that were measured."""
@@ -84,10 +84,10 @@ class Forecaster:
 
     def density_alone(self, settings: Settings) -> Forecast:
         """``spectral_measure(H)`` with the steps and probes of an analysis."""
-        taken = self.density("H", settings.steps, settings.probes)
+        density = self.density("H", settings.steps, settings.probes)
         filling = self._product("H").filling
-        steps = (("keeping the batches", filling), ("density", taken.seconds))
-        return Forecast("density", filling + taken.seconds, taken.bytes, steps)
+        steps = (("keeping the batches", filling), ("density", density.seconds))
+        return Forecast("density", filling + density.seconds, density.bytes, steps)
 
     def analysis(
         self, settings: Settings, layers: Sequence[str], *, classes: bool,
@@ -102,46 +102,46 @@ class Forecaster:
             groups: The classes that outputs are put into.
             test: Test samples for each training sample.
         """
-        costs = LayerCosts(self._problem, self._measured)
+        by_layer = LayerCosts(self._problem, self._measured)
         trials = Trials(self._problem, self._measured.samples)
-        k = most_outliers(settings, costs.outputs)
+        k = most_outliers(settings, by_layer.outputs)
         stages = {"overview": self._overview(test)}
         stages["sharpness"] = self._sharpness(settings, test)
         for name in MATRICES:
             stages[f"spectrum {name}"] = self._spectrum(name, settings, k, trials)
         if layers:
-            stages["layers"] = costs.all(layers, settings, PER_PAIR["H"], self._algebra)
+            stages["layers"] = by_layer.all(layers, settings, PER_PAIR["H"], self._algebra)
         if classes:
-            by_class = ClassCosts(self._problem, costs, trials, settings, groups)
+            by_class = ClassCosts(self._problem, by_layer, trials, settings, groups)
             stages["classes"] = by_class.all(layers)
         report = _REPORT + _REPORT_LAYER * len(layers)
-        stages["report"] = Taken(report)
-        steps = tuple((name, taken.seconds) for name, taken in stages.items())
+        stages["report"] = Cost(report)
+        steps = tuple((name, cost.seconds) for name, cost in stages.items())
         total = sum(seconds for _, seconds in steps)
-        return Forecast("analysis", total, max(t.bytes for t in stages.values()), steps)
+        return Forecast("analysis", total, max(each.bytes for each in stages.values()), steps)
 
-    def _overview(self, test: float) -> Taken:
+    def _overview(self, test: float) -> Cost:
         m = self._measured
         passes = 7 * m.gradient + 12 * m.forward + 2 * test * m.forward
-        return Taken(passes, m.gradient_peak)
+        return Cost(passes, m.gradient_peak)
 
-    def _sharpness(self, settings: Settings, test: float) -> Taken:
+    def _sharpness(self, settings: Settings, test: float) -> Cost:
         n = self._algebra.n
         if n <= EXACT_UP_TO:
-            taken = [self.sums("H", n), self.sums("G", n)]
+            costs = [self.sums("H", n), self.sums("G", n)]
         else:
             probes = max(settings.trace_probes // 2, 4) + OUTLIERS + 1
             quadrature = _SHARPNESS_STEPS, _SHARPNESS_PROBES
             ends = [self._end(name) for name in ("H", "G")]
-            taken = [self.pairs(name, OUTLIERS) for name in ("H", "G")] + ends
-            taken += [self.sums(name, probes) for name in ("H", "G")]
-            taken += [self.density(name, *quadrature) for name in ("H", "G")]
-        seconds = self._product("H").filling + sum(t.seconds for t in taken)
+            costs = [self.pairs(name, OUTLIERS) for name in ("H", "G")] + ends
+            costs += [self.sums(name, probes) for name in ("H", "G")]
+            costs += [self.density(name, *quadrature) for name in ("H", "G")]
+        seconds = self._product("H").filling + sum(each.seconds for each in costs)
         seconds *= 2 if has_batch_statistics(self._problem.model) else 1
         scores = (2 + test) * self._measured.forward
-        return Taken(seconds + scores, max(t.bytes for t in taken))
+        return Cost(seconds + scores, max(each.bytes for each in costs))
 
-    def _exact(self, matrix: str, limit: int, trials: Trials) -> list[Taken]:
+    def _exact(self, matrix: str, limit: int, trials: Trials) -> list[Cost]:
         """All eigenvalues, where the matrix or its Gram form has few enough rows."""
         n, device = self._algebra.n, self._problem.device
         dual = GaussNewton(self._problem).dual() if matrix == "G" else None
@@ -151,24 +151,24 @@ class Forecaster:
         values = cubic(rows, device)
         if dual is None or rows == n:
             dense = self.sums(matrix, n)
-            return [Taken(dense.seconds + values, dense.bytes)]
+            return [Cost(dense.seconds + values, dense.bytes)]
         gram = trials.gram(_gram, rows)
-        return [Taken(gram.seconds + values, gram.bytes)]
+        return [Cost(gram.seconds + values, gram.bytes)]
 
-    def _end(self, matrix: str) -> Taken:
+    def _end(self, matrix: str) -> Cost:
         one = self._product(matrix).one
-        return Taken(_AT_AN_END * one + self._algebra.pairs(_AT_AN_END))
+        return Cost(_AT_AN_END * one + self._algebra.pairs(_AT_AN_END))
 
-    def _spectrum(self, matrix: str, settings: Settings, k: int, trials: Trials) -> Taken:
+    def _spectrum(self, matrix: str, settings: Settings, k: int, trials: Trials) -> Cost:
         n = self._algebra.n
         pairs = self.pairs(matrix, min(k, max(1, n // 4)))
         density = self.density(matrix, settings.steps, settings.probes)
         sums = self.sums(matrix, settings.trace_probes)
-        taken = [pairs, density, sums, sums]
-        taken += self._exact(matrix, settings.exact_rows, trials)
+        costs = [pairs, density, sums, sums]
+        costs += self._exact(matrix, settings.exact_rows, trials)
         deflated = density.bytes + k * self._algebra.row
-        most = max(deflated, *(t.bytes for t in taken))
-        return Taken(sum(t.seconds for t in taken), most)
+        peak = max(deflated, *(each.bytes for each in costs))
+        return Cost(sum(each.seconds for each in costs), peak)
 
 
 def _gram(problem: Problem) -> object:

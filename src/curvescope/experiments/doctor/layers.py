@@ -11,7 +11,7 @@ from torch import Tensor
 
 from curvescope.errors import CurvescopeError
 from curvescope.experiments.configuration import Settings
-from curvescope.experiments.doctor.algebra import Algebra, Taken
+from curvescope.experiments.doctor.algebra import Algebra, Cost
 from curvescope.experiments.doctor.products import on
 from curvescope.experiments.doctor.records import Measured
 from curvescope.experiments.doctor.trials import cubic
@@ -50,13 +50,13 @@ class LayerCosts:
 
     def all(
         self, names: Sequence[str], settings: Settings, per_pair: float, algebra: Algebra
-    ) -> Taken:
+    ) -> Cost:
         """Every layer's Hessian beside its Kronecker product."""
         seconds, peak = 0.0, 0
         for name, count in self.kinds(names):
             layer_seconds, layer_peak = self._layer(name, settings, per_pair, algebra)
             seconds, peak = seconds + count * layer_seconds, max(peak, layer_peak)
-        return Taken(seconds, peak)
+        return Cost(seconds, peak)
 
     def kinds(self, names: Sequence[str]) -> list[tuple[str, int]]:
         """One layer of each kind and shape, and how many there are of it."""

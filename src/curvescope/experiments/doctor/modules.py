@@ -31,9 +31,12 @@ _FAILURES = (RuntimeError, NotImplementedError)
 
 @dataclass(frozen=True)
 class _Trial:
-    """How a module or the model did."""
+    """Why a module or the model is not recorded, and why it has no second derivative.
 
-    recorded: str  # why not; empty if it is
+    Each is a sentence, empty where nothing stands in the way.
+    """
+
+    recorded: str
     twice: str
 
 
@@ -55,18 +58,18 @@ def _notes(
 ) -> Iterator[ModuleNote]:
     fine = _Trial("", "")
     for name, module in problem.model.named_modules():
-        own = sum(p.numel() for p in module.parameters(recurse=False))
+        parameters = sum(p.numel() for p in module.parameters(recurse=False))
         leaf = next(module.children(), None) is None
         trial = blamed.get(name, fine)
         if name == "" and not blamed:
             trial = whole  # nothing smaller could be blamed
-        if not (own or leaf or trial != fine):
+        if not (parameters or leaf or trial != fine):
             continue
         forms, why_not = _closed_forms(problem, name, module)
         problems = dict.fromkeys(text for text in (trial.twice, trial.recorded) if text)
         yield ModuleNote(
-            name, type(module).__name__, own, name in calls, not trial.recorded, not trial.twice,
-            "; ".join(problems), forms, why_not,
+            name, type(module).__name__, parameters, name in calls, not trial.recorded,
+            not trial.twice, "; ".join(problems), forms, why_not,
         )  # fmt: skip
 
 
@@ -130,7 +133,7 @@ def _try(problem: Problem, call: ModuleCall) -> _Trial:
 
 
 class _Alone(nn.Module):
-    """A module at fixed inputs, of which those that are numbers are parameters like its own."""
+    """A module at the inputs of one call; inputs of the problem's type become parameters too."""
 
     def __init__(self, call: ModuleCall, dtype: torch.dtype) -> None:
         super().__init__()

@@ -83,9 +83,9 @@ class _Sample:
             self._time(self._one.value),
             self._loading + self._share * self._gradient,
         )
-        most, _ = peak(self._one.gradient, self._device)
+        gradient_peak, _ = peak(self._one.gradient, self._device)
         forward = self._loading + forward
-        return Measured(self.samples, self.batches, forward, gradient, most, products)
+        return Measured(self.samples, self.batches, forward, gradient, gradient_peak, products)
 
     def streamed(self, matrix: str, operator: Callable[..., Curvature]) -> Product:
         """A product that linearizes every batch anew."""
@@ -112,8 +112,8 @@ class _Sample:
         results = []
         for rows in (self._rows[:, 0], self._rows):
             act = partial(A.__matmul__, rows)
-            most, _ = peak(act, self._device)
-            results.append((self._time(act), most))
+            peak_bytes, _ = peak(act, self._device)
+            results.append((self._time(act), peak_bytes))
         return results
 
     def _time(self, act: Callable[[], object]) -> float:

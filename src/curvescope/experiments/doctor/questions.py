@@ -1,7 +1,7 @@
-"""Questions that are asked of every problem: loss, determinism, NaN, type, tied and frozen weights.
+"""What the doctor checks of every problem: data, type, loss, determinism, order, variables.
 
-Each is answered on the first batch. An answer that stands in the way ends the examination: what is
-left would only say the same in other words.
+Each check looks at the first batch. The first one that fails ends the examination, because the
+others would fail for the same reason.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from curvescope.record.rules.attention import covered
 
 
 def ask(problem: Problem) -> tuple[Question, ...]:
-    """The answers, up to the first one that stands in the way."""
+    """The answers, up to and including the first failure."""
     questions: list[Question] = []
     for what, answer in _QUESTIONS.items():
         try:
@@ -57,7 +57,7 @@ def _type(problem: Problem) -> str:
 
 
 def _loss(problem: Problem) -> str:
-    """Whether the loss is the model's own where it has one, and the average that it claims."""
+    """Whether the loss agrees with the model's own, if it has one, and is a mean over samples."""
     loss = problem.loss  # compared with the model's own loss at the first access
     one = on(problem, next(iter(problem.data)))
     value = float(one.value())

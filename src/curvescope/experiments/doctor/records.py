@@ -55,7 +55,7 @@ class AttentionNote:
 
 @dataclass(frozen=True)
 class Question:
-    """One thing that was tried out: what, the answer, and whether it stands in the way."""
+    """One check: what was looked at, the answer, and whether the analysis can go on."""
 
     what: str
     answer: str
@@ -64,11 +64,11 @@ class Question:
 
 @dataclass(frozen=True)
 class Product:
-    """A product of one matrix over all data, measured on some batches.
+    """The cost of a product with one matrix over all data, scaled up from some batches.
 
-    Seconds of a product with one column and of one with ``columns`` of them; ``filling`` is what
-    keeping takes beforehand. Bytes are those in use at the peak, besides model and data; of what is
-    kept, ``held`` are those between products.
+    ``one`` and ``block`` are the seconds of a product with one column and with ``columns``;
+    ``filling`` those of keeping the linearized batches, before the first product. ``peak_one`` and
+    ``peak_block`` are bytes at the peak without model and data, ``held`` those between products.
     """
 
     matrix: str

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from curvescope.errors import CurvescopeError
-from curvescope.experiments.doctor.algebra import Taken
+from curvescope.experiments.doctor.algebra import Cost
 from curvescope.experiments.doctor.products import on
-from curvescope.experiments.doctor.watch import once, peak
+from curvescope.experiments.doctor.watch import once, once_with_peak
 from curvescope.problem import Problem
 from curvescope.record.samples import choose
 
@@ -44,26 +44,26 @@ class Trials:
         target = self._first.target
         return target[0].numel() if isinstance(target, Tensor) and len(target) else 1
 
-    def batch(self, act: Callable[[Problem], object]) -> Taken:
+    def batch(self, act: Callable[[Problem], object]) -> Cost:
         """Work that goes through the data batch by batch, or in pieces of batches."""
         trial = self._trial(act)
         if trial is None:
-            return Taken(0.0)
+            return Cost(0.0)
         more = trial.bytes_each * (self._in_batch - trial.samples)
         seconds = trial.seconds + trial.seconds_each * (self.samples - trial.samples)
-        return Taken(seconds, int(trial.bytes + min(max(more, 0.0), _PIECE)))
+        return Cost(seconds, int(trial.bytes + min(max(more, 0.0), _PIECE)))
 
-    def gram(self, act: Callable[[Problem], object], rows: int) -> Taken:
+    def gram(self, act: Callable[[Problem], object], rows: int) -> Cost:
         """A Gram matrix with so many rows, and the layers' rows or inputs of all samples."""
         trial = self._trial(act)
         if trial is None:
-            return Taken(0.0)
+            return Cost(0.0)
         ratio = self.samples / trial.samples
         growth = trial.seconds_each * trial.samples * (ratio - 1)
         matrices = _MATRICES * 8 * rows**2
         more = max(trial.bytes_each, 0.0) * (self.samples - trial.samples)
         seconds = trial.seconds + growth + self._multiplied(rows)
-        return Taken(seconds, int(matrices + trial.bytes + more))
+        return Cost(seconds, int(matrices + trial.bytes + more))
 
     def _multiplied(self, rows: int) -> float:
         """Seconds of ``K = R Rᵀ`` in float64: of a matrix by its outputs, of others by entries."""
@@ -80,8 +80,8 @@ class Trials:
         device = self._problem.device
         try:
             few, more = (self._chosen(size) for size in sizes)
-            low, high = (peak(partial(act, p), device)[0] for p in (few, more))
-            short, long = (once(partial(act, p), device) for p in (few, more))
+            (short, low), (long, high) = (once_with_peak(partial(act, p), device)
+                                          for p in (few, more))  # fmt: skip
         except CurvescopeError:
             return None
         step = sizes[1] - sizes[0]

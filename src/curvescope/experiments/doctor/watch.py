@@ -56,8 +56,15 @@ def _finish(device: torch.device) -> None:
 
 def measured(act: Callable[[], object], device: torch.device) -> tuple[float, int]:
     """Seconds and bytes at the peak of an action."""
-    most, _ = peak(act, device)
-    return seconds(act, device), most
+    peak_bytes, _ = peak(act, device)
+    return seconds(act, device), peak_bytes
+
+
+def once_with_peak(act: Callable[[], object], device: torch.device) -> tuple[float, int]:
+    """The time of one call and its bytes at the peak; counting these slows small operations."""
+    times: list[float] = []
+    peak_bytes, _ = peak(lambda: times.append(once(act, device)), device)
+    return times[0], peak_bytes
 
 
 def peak(act: Callable[[], object], device: torch.device) -> tuple[int, int]:
@@ -84,11 +91,11 @@ def peak(act: Callable[[], object], device: torch.device) -> tuple[int, int]:
         act()
     results = profiler.profiler.kineto_results
     events = [event for event in results.events() if event.name() == "[memory]"]
-    now = most = 0
+    allocated = highest = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
-        now += event.nbytes()
-        most = max(most, now)
-    return most, now
+        allocated += event.nbytes()
+        highest = max(highest, allocated)
+    return highest, allocated
 
 
 @contextmanager
