@@ -176,7 +176,7 @@ def measured(name: str, work: str) -> dict[str, float]:
     """Seconds and bytes of one piece of work, in this process."""
     problem = MODELS[name]()
     first = next(iter(problem.data))
-    few = Problem(problem.model, [(first.inputs[:2], first.target[:2])], problem.loss)
+    few = Problem(problem.model, [(first.inputs[:2], first.target[:2])], loss=problem.loss)
     cs.Hessian(few) @ torch.ones(few.params.size)
     do(_warm(), work)()
     act = do(problem, work)

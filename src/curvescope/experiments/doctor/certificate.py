@@ -24,15 +24,15 @@ from curvescope.problem.losses.recognize import classifier_loss
 
 _BATCH = 500
 _STEPS = 4  # in a short epoch
-_ERROR = 0.05  # of the stochastic network, where nothing is known
+_LEAST_ERROR = 0.01  # of the stochastic network; few examples may show none
 _SHORT, _LONG = 1, 3  # epochs
 
 
 def certificate(problem: Problem, measured: Measured, method: Method | None = None) -> Forecast:
     """Optimizing the posterior, and the draws.
 
-    The number of draws depends on an error that is not known before: that of a stochastic network
-    which is wrong in 5 % of its answers is assumed.
+    The number of draws depends on the error of the stochastic network at the end; that after a few
+    steps is taken, and at least 1 %.
     """
     method = posterior_method("local") if method is None else method
     if measured.samples < method.batch_size:
@@ -107,16 +107,13 @@ def _draws(
 
     def rounds(count: int) -> float:
         g = torch.Generator().manual_seed(0)
-        return once(
-            lambda: stochastic_error(problem.model, posterior, pair, generator=g, rounds=count),
-            device,
-        )
+        return stochastic_error(problem.model, posterior, pair, generator=g, rounds=count)
 
-    rounds(1)
-    each = rounds(3) / 3  # a pass over the pair, or one of its blocks
+    error = max(rounds(1), _LEAST_ERROR)
+    each = once(lambda: rounds(3), device) / 3  # a pass over the pair, or one of its blocks
     network = StochasticNetwork(problem.model, posterior.layout, pair[0][:4])
-    slack = max(_ERROR / 30, 1e-3) if network.independent else 1e-2
-    draws = draws_for_slack(_ERROR, slack, delta=0.01)
+    slack = max(error / 30, 1e-3) if network.independent else 1e-2
+    draws = draws_for_slack(error, slack, delta=0.01)
     if network.independent:
         passes = -(-draws // measured.samples) + 1
         return passes * each * measured.samples / len(pair[1])
