@@ -18,6 +18,7 @@ from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.problem import Problem
 from curvescope.reports.blocks import Text
 from curvescope.reports.sections import classes as classes_section
+from curvescope.reports.sections import layers as layers_section
 from curvescope.structure.layer_comparison import LayerComparison
 from tests.transformers_of_ours import LAYERS, made
 
@@ -85,3 +86,7 @@ def test_analyze_looks_into_every_layer_of_a_transformer(
     assert section is not None
     words = [block.text for block in section.blocks if isinstance(block, Text)]
     assert any("the 2 most frequent labels (" in each for each in words) == (not pooled)
+    section = layers_section.build(run)
+    assert section is not None
+    words = [block.text for block in section.blocks if isinstance(block, Text)]
+    assert any("(reduce), in four layers" in each for each in words) == (not pooled)

@@ -36,6 +36,8 @@ def build(run: RunDirectory) -> Section | None:
         blocks.append(_table(findings, k))
         drawn = {layer.draws for layer in findings if layer.draws}
         blocks += [Text(_DRAWN.format(max(drawn)))] if drawn else []
+        summed = sum(layer.sharing == "reduce" for layer in findings)
+        blocks += [Text(_SUMMED.format(count(summed, "layer")))] if summed else []
         blocks += [_fold(layer, index) for index, layer in enumerate(findings)]
     blocks += [Text(f"Left out: {reason}") for reason in reasons]
     expected = _EXPECTED + (_BATCH_NORM if has_batch_norm(run) else "")
@@ -68,6 +70,10 @@ _ALIGNED = 0.964
 _DRAWN = (
     "E[M] is a mean over {} labels drawn at every output; the mean over all labels would take a "
     "backward pass for each of them."
+)
+_SUMMED = (
+    "Where positions share a weight, errors are summed and inputs averaged over them before the "
+    "factors are formed (reduce), in {}."
 )
 
 
