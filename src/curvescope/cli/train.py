@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from curvescope.training.run import Trained
 
 TRACES = ("ggn", "hessian")
+MONITORS = ("economy", "standard", "full")
 
 
 def train(
@@ -108,6 +109,13 @@ def train(
         str | None,
         typer.Option(metavar="LIST", help="Keep the weights after these epochs: 1,10."),
     ] = None,
+    monitor: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOW",
+            help="Watch the curvature: economy (1 % more time), standard (5) or full (10).",
+        ),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an unfinished run.")] = False,
     device: Device = "auto",
     as_json: AsJson = False,
@@ -122,10 +130,13 @@ def train(
     curvescope train LeNet5 --data mnist-6k
     curvescope train F-200^2 --data mnist --root data --checkpoints 1,10
     curvescope train GPT-4x128 --data python-topics
+    curvescope train LeNet5 --data mnist-6k --monitor standard
     curvescope train T-100 --data mnist-6k-2 --loss binary_logistic \\
         --out runs/binary
     """  # noqa: D301 (\b keeps the lines of the examples apart)
     trace = trace_penalty(trace_of, trace_weight)
+    if monitor is not None:
+        one_of("train", "monitor", monitor, MONITORS)
     epochs_saved = None if checkpoints is None else epochs_in(checkpoints)
 
     from curvescope.cli.inputs import choose_device
@@ -168,6 +179,7 @@ def train(
             device=home,
             resume=resume,
             trace=trace,
+            monitor=None if monitor is None else _watched(monitor, console),
             tell=tell,
         )
     if as_json:
@@ -176,6 +188,19 @@ def train(
         show(network, model, splits, result, Console(highlight=False, soft_wrap=True))
     if result.diverged is not None:
         raise typer.Exit(1)
+
+
+def _watched(track: str, console: Console) -> dict[str, Any]:
+    """The monitor's options: its price is printed before the first step, and what rings."""
+
+    def say(text: object) -> None:
+        console.print(str(text), markup=False, highlight=False)
+
+    return {
+        "track": track,
+        "on_start": lambda monitor: say(f"monitor: {monitor.price}"),
+        "on_event": say,
+    }
 
 
 def _default_init(network: str) -> str | None:
@@ -239,6 +264,12 @@ def show(name: str, model: nn.Module, splits: NamedData, result: Trained, consol
         console.print(f"for the average of the weights of the epochs after {recipe.average_from}")
     console.print(_time(len(result.history), result.seconds))
     console.print(f"weights: {result.folder}/weights/final.safetensors", markup=False)
+    if result.folder is not None and (result.folder / "monitor.jsonl").exists():
+        console.print(
+            f"curvature: {result.folder}/monitor.jsonl; "
+            f"curvescope view {result.folder.parent} shows it",
+            markup=False,
+        )
 
 
 def _time(epochs: int, seconds: float) -> str:

@@ -21,6 +21,7 @@ from curvescope.networks.names import network as build
 from curvescope.training import loop
 from curvescope.training.recipe import Recipe
 from curvescope.training.run import Trained
+from curvescope.training.watch import Options
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ def train_network(
     device: torch.device | str = "cpu",
     resume: bool = False,
     trace: tuple[str, float] | None = None,
+    monitor: Options | None = None,
     tell: loop.Tell | None = None,
 ) -> tuple[nn.Module, Trained]:
     """Train a network of the papers; no other process can work in the folder meanwhile.
@@ -124,6 +126,7 @@ def train_network(
         device: Where to train.
         resume: Whether an unfinished run in the folder is continued.
         trace: Penalize the trace of ``"ggn"`` or ``"hessian"`` with this weight (PP eq. 13).
+        monitor: As for :func:`curvescope.train`.
         tell: Called with the progress after each step.
 
     Raises:
@@ -153,6 +156,7 @@ def train_network(
         folder=folder,
         resume=resume,
         penalty=penalty,
+        monitor=monitor,
         tell=tell,
     )
     return model, trained

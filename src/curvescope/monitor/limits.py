@@ -205,7 +205,7 @@ def _sgd(group: Any, state: Any, p: Tensor, before: Any) -> tuple[float, float, 
 
 @limit_of("torch.optim.adam.Adam", "torch.optim.adamw.AdamW")
 def _adam(group: Any, state: Any, p: Tensor, before: Any) -> _Found:
-    if "exp_avg_sq" not in state:
+    if not float(state.get("step", 0)):
         return None
     rate, (beta_1, beta_2) = float(group["lr"]), (float(b) for b in group["betas"])
     count = float(state["step"])
@@ -216,6 +216,12 @@ def _adam(group: Any, state: Any, p: Tensor, before: Any) -> _Found:
     if group.get("decoupled_weight_decay"):
         return lag * (2 / rate - float(group["weight_decay"])), scale, 0.0
     return lag * 2 / rate, scale, float(group["weight_decay"])
+
+
+@limit_of("curvescope.training.optimizers.Optimizer")
+def _ours(group: Any, state: Any, p: Tensor, before: Any) -> _Found:
+    """SGD with momentum, Adam or AdamW, whose state is shown as torch's."""
+    return _adam(group, state, p, before) if "betas" in group else _sgd(group, state, p, before)
 
 
 @limit_of("torch.optim.rmsprop.RMSprop")

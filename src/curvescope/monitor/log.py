@@ -116,6 +116,7 @@ class FileLog:
             CurvescopeError: If the log that is there belongs to another training.
         """
         if not self._path.exists():
+            self.begin()
             return
         before = read_log(self._path)
         if before.header.identity != self._head.identity:

@@ -11,8 +11,10 @@ from curvescope.experiments.quantities import QUANTITIES
 from curvescope.experiments.stages import spectra
 from curvescope.experiments.store import RunDirectory
 from curvescope.figures import stages as pictures
+from curvescope.monitor import read_log
 from curvescope.reports.blocks import Block, Chart, Section, Table
 from curvescope.reports.configuration import differing
+from curvescope.reports.monitoring import has_log, sections_of
 from curvescope.reports.runs import ListedRun
 from curvescope.reports.sections.overview import cell
 from curvescope.reports.training import curves, weights_checksum
@@ -30,11 +32,21 @@ def compare(runs: Sequence[ListedRun]) -> list[Section]:
     names = labels(runs, different)
     sections = [_numbers(runs, names), _settings(different, names)]
     built = (_measures(runs, names), _spectra(runs, names), _training(runs, names))
-    return sections[:1] + [section for section in built if section] + sections[1:]
+    shown = [section for section in built if section] + _monitors(runs, names)
+    return sections[:1] + shown + sections[1:]
+
+
+def _monitors(runs: Sequence[ListedRun], names: list[str]) -> list[Section]:
+    """Curvature during the trainings that a monitor has watched, over each other."""
+    watched = zip(runs, names, strict=True)
+    logs = {name: read_log(run.path) for run, name in watched if has_log(run.path)}
+    return sections_of(logs) if logs else []
 
 
 def _config(run: ListedRun) -> Any:
     """The configuration of a run, as plain JSON."""
+    if run.kind == "monitor":
+        return {"monitor": dict(read_log(run.path).header.settings)}
     folder: Any = (RunDirectory if run.kind == "analysis" else TrainingFolder)(run.path)
     return io.encode(folder.config)[0]
 

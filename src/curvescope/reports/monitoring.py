@@ -70,6 +70,19 @@ def render_monitor(folder: Path, *, home: str = "") -> str:
     )
 
 
+def newest(folder: Path) -> dict[str, str]:
+    """For a list of runs: the curvature as a part of the limit, and the last event."""
+    if not has_log(folder):
+        return {}
+    log = read_log(folder)
+    _, ratios = log.series("top/ratio")
+    numbers = {"of the limit": short(ratios[-1], 3)} if ratios else {}
+    if log.events:
+        event = log.events[-1]
+        numbers["last event"] = f"{event.kind}, step {event.step:,}"
+    return numbers
+
+
 def of_folder(folder: Path) -> list[Section]:
     """The sections of a folder's log; none where there is no log."""
     return sections_of({"": read_log(folder)}) if has_log(folder) else []

@@ -1,6 +1,7 @@
 """The runs below a folder, each by its path relative to that folder.
 
-Analyses, trainings, certificates, outcomes of studies, and what a sweep has not begun yet.
+Analyses, trainings, logs of monitors, certificates, outcomes of studies, and what a sweep has not
+begun yet.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from curvescope.experiments.configuration import Analysis
 from curvescope.experiments.quantities import LARGEST, TRACE
 from curvescope.experiments.stages.overview import Overview
 from curvescope.experiments.store import RunDirectory
+from curvescope.monitor import read_log
+from curvescope.monitor.log import LOG
+from curvescope.reports.monitoring import growing, newest
 from curvescope.studies.outcome import FILE as OUTCOME
 from curvescope.studies.outcome import load_file
 from curvescope.sweeps.queue import FOLDER, is_sweep, tasks_in
@@ -45,7 +49,7 @@ class ListedRun:
 
     id: str  # the path below the folder, with slashes
     path: Path
-    kind: str  # "analysis", "training", "certificate" or "study"
+    kind: str  # "analysis", "training", "monitor", "certificate" or "study"
     name: str
     data: str
     seed: str
@@ -62,7 +66,7 @@ class ListedRun:
     @property
     def page(self) -> bool:
         """Whether the viewer has a page for it."""
-        return self.whole and self.begun and self.kind in ("analysis", "training")
+        return self.whole and self.begun and self.kind in ("analysis", "training", "monitor")
 
     @property
     def words(self) -> str:
@@ -107,6 +111,8 @@ def find_runs(root: Path) -> list[ListedRun]:
             run = _describe(root, place) if contained(root, place) else _leading_out(root, place)
             if run is not None:
                 runs.append(run)
+        elif LOG in files:
+            runs.append(_monitor(root, place))
         runs += [_other(root, place, name, kind) for name, kind in _FILES.items() if name in files]
         if FOLDER in below and is_sweep(place):
             below.remove(FOLDER)
@@ -155,6 +161,21 @@ def _other(root: Path, place: Path, file: str, kind: str) -> ListedRun:
         return replace(run, data=certificate.source.data, numbers=numbers)
     except Exception as error:
         return _damaged(name, place, kind, error)
+
+
+def _monitor(root: Path, place: Path) -> ListedRun:
+    """The row of a monitor's log that lies in no run of ours."""
+    name = place.relative_to(root).as_posix()
+    run = ListedRun(name, place, "monitor", "–", "–", "–", "stopped", {})
+    if not contained(root, place):
+        state = "not shown: a link in it leads out of the folder of the runs"
+        return replace(run, state=state, whole=False)
+    try:
+        network = str(read_log(place).header.settings.get("model", "–"))
+    except Exception as error:
+        return _damaged(name, place, "monitor", error)
+    state = "running" if growing(place) else "stopped"
+    return replace(run, name=network, state=state, numbers=newest(place))
 
 
 def _not_begun(root: Path, place: Path, there: Collection[Path]) -> list[ListedRun]:
@@ -280,6 +301,7 @@ def _training(name: str, place: Path) -> ListedRun:
         for split, fit in (("train", result.train), ("test", result.test)):
             if fit is not None:
                 numbers |= _fit(split, fit.loss, 1 - fit.accuracy)
+    numbers |= newest(place)
     return ListedRun(
         name,
         place,

@@ -24,6 +24,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 from curvescope.errors import CurvescopeError
 from curvescope.experiments.store import RunDirectory
 from curvescope.reports.compare import compare
+from curvescope.reports.monitoring import growing, render_monitor
 from curvescope.reports.page import fill, render
 from curvescope.reports.runs import ListedRun, find_runs
 from curvescope.reports.training import render_training
@@ -228,7 +229,7 @@ class _Handler(BaseHTTPRequestHandler):
         return {run.id: run for run in find_runs(self.server.root)}
 
     def _report(self, name: str) -> tuple[bytes, str]:
-        """The page of an analysis or of a training."""
+        """The page of an analysis, of a training, or of a monitor's log."""
         runs = self._runs()
         run = runs.get(name)
         if run is None or not run.page:
@@ -236,6 +237,8 @@ class _Handler(BaseHTTPRequestHandler):
         home = "../" * (name.count("/") + 1)
         if run.kind == "analysis":
             return _page(render(RunDirectory(run.path), home=home))
+        if run.kind == "monitor":
+            return _page(render_monitor(run.path, home=home))
         inside = runs.get(f"{name}/analysis")
         analysis = f"{quote(name.rpartition('/')[2])}/analysis" if inside and inside.page else ""
         return _page(render_training(run.path, home=home, analysis=analysis))
@@ -251,6 +254,7 @@ class _Handler(BaseHTTPRequestHandler):
                 scripts=("runs.js",),
                 runs=runs,
                 columns=columns,
+                refresh=any(run.state == "running" and growing(run.path) for run in runs),
                 folder=self.server.root.name,
                 live=_LIVE if any(run.moving for run in runs) else 0,
                 counts=_counts(runs),
@@ -263,10 +267,12 @@ class _Handler(BaseHTTPRequestHandler):
         there = all(name in runs and runs[name].page for name in chosen)
         if len(chosen) < 2 or len(chosen) > 12 or not there:
             raise Refused(HTTPStatus.NOT_FOUND)
+        picked = [runs[name] for name in chosen]
         page = fill(
             "report.html.j2",
             title="Comparison",
-            sections=compare([runs[name] for name in chosen]),
+            sections=compare(picked),
+            refresh=any(run.state == "running" and growing(run.path) for run in picked),
             heading=f"Comparison of {len(chosen)} runs",
             under=", ".join(chosen),
             home="./",

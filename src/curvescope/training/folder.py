@@ -5,6 +5,7 @@
 ``metrics.jsonl``          one line for each epoch
 ``weights/``               ``initial``, ``epoch-00010`` …, ``final``: safetensors with the config
 ``moments/``               Adam's averages at the weights after training: JSON and safetensors
+``monitor.jsonl``          what a monitor has measured, where there is one
 ``state.safetensors``      where to go on; gone when the run is finished
 ``result.json``            the end: its presence says that the run is finished
 ========================== =====================================================================
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 
 from curvescope import io
 from curvescope.errors import CurvescopeError
+from curvescope.monitor.log import LOG
 from curvescope.training.moments import Moments
 from curvescope.training.records import Epoch, Result, Training
 from curvescope.training.weights import load_weights, save_weights
@@ -41,6 +43,7 @@ class State:
 
     epoch: int
     tensors: Mapping[str, Tensor]
+    monitor: Mapping[str, Any] | None = None  # what is no tensor of a monitor's state
 
 
 class TrainingFolder:
@@ -197,14 +200,16 @@ class RunFolder:
         """Save the state to go on from; the log up to it reaches the disk first."""
         started = time.monotonic()
         io.flush(self.path / "metrics.jsonl")
-        self._state.save(state.tensors, state.epoch)
+        if state.monitor is not None and (self.path / LOG).exists():
+            io.flush(self.path / LOG)
+        self._state.save(state.tensors, {"epoch": state.epoch, "monitor": state.monitor})
         self._saved_at = time.monotonic()
         self._saving_took = self._saved_at - started
 
     def load(self) -> tuple[State | None, list[Epoch]]:
         """The last saved state, if any, and the log up to it; what comes later is cut off."""
         saved = self._state.load()
-        state = None if saved is None else State(saved.notes, saved.tensors)
+        state = None if saved is None else State(tensors=saved.tensors, **saved.notes)
         done = state.epoch if state else 0
         epochs = epochs_of(self.path, self._owner, until=done)
         if len(epochs) < done:

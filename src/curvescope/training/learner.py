@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from curvescope.errors import CurvescopeError
+from curvescope.monitor import Monitor
 from curvescope.problem.losses import Loss
 from curvescope.training.moments import Moments
 from curvescope.training.objective import Penalty, outputs_and_penalty, right_answers
@@ -53,6 +54,7 @@ class Learner:
         self._names, self.parameters = list(trainable), list(trainable.values())
         self.optimizer = Optimizer(recipe, self.parameters)
         averages = recipe.average_from is not None
+        self.monitor: Monitor | None = None
         self.average = IterateAverage(self.parameters) if averages else None
         device = self.parameters[0].device
         self.totals = torch.zeros(2, dtype=torch.float64, device=device)
@@ -62,12 +64,12 @@ class Learner:
         """A copy of the optimizer's state after an epoch; None for SGD."""
         if self.recipe.optimizer == "sgd":
             return None
-        return Moments.of(epoch, self._names, self.optimizer.state)
+        return Moments.of(epoch, self._names, self.optimizer.moments)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that training changes, by name: the tensors themselves, not copies."""
         lists: dict[str, Sequence[Tensor]] = {"parameter": self.parameters}
-        lists |= {f"optimizer.{name}": state for name, state in self.optimizer.state.items()}
+        lists |= {f"optimizer.{name}": state for name, state in self.optimizer.moments.items()}
         if self.average is not None:
             lists["average"] = self.average.mean
         drawn = getattr(self._penalty, "tensors", None)
@@ -98,11 +100,21 @@ class Learner:
             loss = self.loss.mean(output, t)
             objective = loss if penalty is None else loss + penalty
             gradients = torch.autograd.grad(objective, self.parameters, materialize_grads=True)
-            self.optimizer.step(gradients)
+            if self.monitor is None:
+                self.optimizer.step(gradients)
+            else:
+                self._monitored(self.monitor, gradients, loss)
             outputs.append(output.detach())
             losses.append(loss.detach())
         self.totals[0] += (torch.stack(losses) * steps.counts).sum()
         self.totals[1] += right_answers(self.loss, torch.cat(outputs), targets)
+
+    def _monitored(self, monitor: Monitor, gradients: Sequence[Tensor], loss: Tensor) -> None:
+        """A step that the monitor looks at, before and after."""
+        monitor.before_step()
+        self.optimizer.step(gradients)
+        self.count_change()
+        monitor.step(loss=loss if loss.device.type == "cpu" else None)
 
     def count_change(self) -> None:
         """Tell autograd that the tensors have changed: fused kernels and graphs do not say so."""

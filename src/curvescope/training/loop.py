@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from curvescope import _state, io
 from curvescope.errors import CurvescopeError
 from curvescope.problem.losses import Loss, as_loss
+from curvescope.training import watch
 from curvescope.training.engine import make_engine
 from curvescope.training.folder import RunFolder
 from curvescope.training.objective import (
@@ -70,6 +71,7 @@ def train(
     resume: bool = False,
     loss: nn.Module | Callable[..., Tensor] | Loss | None = None,
     penalty: Penalty | None = None,
+    monitor: watch.Options | None = None,
     tell: Tell | None = None,
 ) -> Trained:
     """Train ``model`` on ``data`` as ``recipe`` says; the weights change in place.
@@ -104,6 +106,12 @@ def train(
             draws the same ones when it has a method ``tensors(device)``, whose tensors are kept
             with the state, or ``reseed(seed)``, which is called before each epoch. A folder
             recognizes it by its ``repr``, or by its code and attributes where it has none.
+        monitor: Watch the curvature meanwhile: ``"economy"``, ``"standard"``, ``"full"``, or the
+            keywords of :class:`curvescope.Monitor` (``track``, ``budget``, ``every``, …) as a
+            mapping; ``probe`` may be a number of training samples, drawn at random, and
+            ``on_start`` a function of the monitor, called before the first step. The log is
+            ``monitor.jsonl`` in the ``folder``; a resumed run goes on with it. The weights are the
+            same bits without a monitor. On a GPU no step is captured in a graph then.
         tell: Called with a :class:`Progress` after each step, or each stretch of them on a GPU.
 
     Raises:
@@ -124,6 +132,7 @@ def train(
         resume=resume,
         loss=loss,
         penalty=penalty,
+        monitor=monitor,
         tell=tell,
     )
     return trained[0]
@@ -139,6 +148,7 @@ def train_many(
     resume: bool = False,
     loss: nn.Module | Callable[..., Tensor] | Loss | None = None,
     penalty: Penalty | None = None,
+    monitor: watch.Options | None = None,
     tell: Tell | None = None,
 ) -> tuple[Trained, ...]:
     """Train several networks on the same data, side by side on a GPU.
@@ -156,6 +166,7 @@ def train_many(
         resume: As for :func:`train`; runs that were stopped at different epochs catch up first.
         loss: As for :func:`train`, the same for all.
         penalty: As for :func:`train`, the same for all.
+        monitor: As for :func:`train`, where there is one run alone.
         tell: As for :func:`train`.
 
     Raises:
@@ -169,6 +180,8 @@ def train_many(
     where = "train" if len(models) == 1 else "train_many"
     device, dtype = _check(where, models, recipes, folders)
     _check_randomness(models, penalty)
+    if monitor is not None:
+        watch.check(where, monitor, len(models), folders)
     shared_loss = None if loss is None else as_loss(loss)
     losses = _losses(where, recipes, shared_loss)
     if shared_loss is not None:
@@ -200,9 +213,10 @@ def train_many(
                 results[i] = finished(model, recipe, place)
             else:
                 runs[i] = Run(
-                    model, recipe, samples=len(y), folder=place, loss=losses[i], penalty=penalty
-                )
-        with _in_training(runs.values(), device):
+                    model, recipe, samples=len(y), folder=place, loss=losses[i], penalty=penalty,
+                    monitor=monitor,
+                )  # fmt: skip
+        with _in_training(runs.values(), (X, y)):
             _to_the_end(list(runs.values()), (X, y), measured, tell)
             for i, run in runs.items():
                 results[i] = run.conclude(X, y, measured)
@@ -269,9 +283,10 @@ def _losses(where: str, recipes: Sequence[Recipe], shared: Loss | None) -> list[
 
 
 @contextmanager
-def _in_training(runs: Iterable[Run], device: torch.device) -> Iterator[None]:
+def _in_training(runs: Iterable[Run], data: Split) -> Iterator[None]:
     """Models in training mode, torch's random state put back; on ctrl-C whole epochs are saved."""
     started: list[Run] = []
+    device = data[0].device
     on_cuda = device.type == "cuda"
     with (
         torch.cuda.device(device) if on_cuda else nullcontext(),
@@ -282,7 +297,7 @@ def _in_training(runs: Iterable[Run], device: torch.device) -> Iterator[None]:
         try:
             for run in runs:
                 training.enter_context(_state.in_training(run.model))
-                run.start()
+                run.start(data)
                 started.append(run)
             yield
         except KeyboardInterrupt:
@@ -306,6 +321,7 @@ def _advance(
     """Train runs that have the same epochs behind them, side by side, to the epoch ``until``."""
     penalty = runs[0].penalty
     capture = penalty is None or bool(getattr(penalty, "capturable", False))
+    capture = capture and all(run.learner.monitor is None for run in runs)
     capture = capture and all(run.loss.closed_form for run in runs)  # a callable may do anything
     engine = make_engine([run.learner for run in runs], *data, capture=capture)
     first = runs[0].epoch

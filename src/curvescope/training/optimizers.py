@@ -16,7 +16,7 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,10 +27,18 @@ from torch.optim.sgd import sgd
 from curvescope.training.recipe import Recipe
 
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8  # of Adam
+_IN_TORCH = {
+    "momentum": "momentum_buffer",
+    "mean": "exp_avg",
+    "square": "exp_avg_sq",
+    "steps": "step",
+}
 
 
 class Optimizer:
-    """One step of all parameters at a time, with the moments in ``state``: a tensor for each.
+    """One step of all parameters at a time, with ``moments``: a tensor for each parameter.
+
+    ``param_groups`` and ``state`` show the same as torch's optimizers do, for those who read them.
 
     SGD: ``m ← μ m + (g + γ w)``, ``w ← w − α m``. Adam: ``m ← β₁ m + (1−β₁) g``,
     ``v ← β₂ v + (1−β₂) g²``, ``w ← w − α m / (1−β₁ᵗ) / (√(v / (1−β₂ᵗ)) + ε)``, where γ w has been
@@ -43,14 +51,37 @@ class Optimizer:
         precision = torch.float64 if device.type == "cpu" else torch.float32
         self.rate = torch.tensor(recipe.lr, dtype=precision, device=device)
         moments = ("mean", "square") if recipe.optimizer != "sgd" else ("momentum",)
-        self.state = {name: [torch.zeros_like(p) for p in self._parameters] for name in moments}
+        self.moments = {name: [torch.zeros_like(p) for p in self._parameters] for name in moments}
         if recipe.optimizer != "sgd":
             count = torch.zeros((), dtype=torch.float32, device=device)
-            self.state["steps"] = [count.clone() for _ in self._parameters]
+            self.moments["steps"] = [count.clone() for _ in self._parameters]
         elif not recipe.momentum:
-            self.state = {}
+            self.moments = {}
         # A fused kernel walks through memory from end to end, without a look at the strides.
         self._fused = all(torch.empty_like(p).stride() == p.stride() for p in self._parameters)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The one group of parameters, with the names of ``torch.optim``."""
+        group = {
+            "params": self._parameters,
+            "lr": self.rate,
+            "weight_decay": self._recipe.weight_decay,
+            "maximize": False,
+        }
+        if self._recipe.optimizer == "sgd":
+            return [group | {"momentum": self._recipe.momentum, "dampening": 0, "nesterov": False}]
+        decoupled = self._recipe.optimizer != "adam"
+        group |= {"betas": (BETA_1, BETA_2), "eps": EPSILON, "amsgrad": False}
+        return [group | {"decoupled_weight_decay": decoupled}]
+
+    @property
+    def state(self) -> Mapping[Tensor, Mapping[str, Tensor]]:
+        """The moments of each parameter, with the names of ``torch.optim``."""
+        names = [(_IN_TORCH[name], tensors) for name, tensors in self.moments.items()]
+        return {
+            p: {name: tensors[i] for name, tensors in names} for i, p in enumerate(self._parameters)
+        }
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor]) -> None:
@@ -65,11 +96,15 @@ class Optimizer:
             "fused": self._fused,
         }
         if self._recipe.optimizer == "sgd":
-            momenta: list[Tensor | None] = [*self.state.get("momentum", [None] * len(laid_out))]
+            momenta: list[Tensor | None] = [*self.moments.get("momentum", [None] * len(laid_out))]
             settings |= {"momentum": self._recipe.momentum, "dampening": 0.0, "nesterov": False}
             sgd(self._parameters, laid_out, momenta, **settings)
         else:
-            mean, square, steps = self.state["mean"], self.state["square"], self.state["steps"]
+            mean, square, steps = (
+                self.moments["mean"],
+                self.moments["square"],
+                self.moments["steps"],
+            )
             settings |= {"beta1": BETA_1, "beta2": BETA_2, "eps": EPSILON, "amsgrad": False}
             settings["decoupled_weight_decay"] = self._recipe.optimizer != "adam"
             adam(self._parameters, laid_out, mean, square, [], steps, **settings)

@@ -23,6 +23,7 @@ from curvescope.training.learner import Learner
 from curvescope.training.objective import Fit, Penalty, refresh_batch_norm, totals
 from curvescope.training.recipe import Recipe
 from curvescope.training.records import DataNote, Epoch, Result, Training
+from curvescope.training.watch import Options, Watch, split
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,10 @@ class Run:
         folder: RunFolder | None,
         loss: Loss,
         penalty: Penalty | None,
+        monitor: Options | None = None,
     ) -> None:
+        self._options = monitor
+        self._watch: Watch | None = None
         self.model, self.recipe, self.folder = model, recipe, folder
         self.samples, self.loss, self.penalty = samples, loss, penalty
         self.epoch = 0
@@ -79,7 +83,7 @@ class Run:
 
     # The beginning and the end ------------------------------------------------------------
 
-    def start(self) -> None:
+    def start(self, data: tuple[Tensor, Tensor]) -> None:
         """Take hold of the model; with a folder, go on from its state."""
         state: State | None = None
         if self.folder is not None:
@@ -88,6 +92,26 @@ class Run:
         self.learner = Learner(self.model, self.recipe, self.penalty, loss=self.loss)
         if self.folder is not None and state is not None:
             self._restore(state, self.folder)
+        if self._options is not None:
+            self._watch_over(self._options, data, state)
+
+    def _watch_over(
+        self, options: Options, data: tuple[Tensor, Tensor], state: State | None
+    ) -> None:
+        """Make the monitor: a new one at the beginning, later the one of the saved state."""
+        if state is not None and state.monitor is None:
+            rule = f"the run was not watched up to epoch {state.epoch}, where it goes on"
+            remedy = "go on without a monitor, or start in another folder"
+            raise CurvescopeError("train(monitor)", rule, remedy=remedy)
+        folder = None if self.folder is None else self.folder.path
+        watch = Watch(
+            options, self.model, self.learner.optimizer, self.loss, data,
+            seed=self.recipe.seed, batch_size=self.recipe.batch_size, folder=folder,
+            resumed=state is not None,
+        )  # fmt: skip
+        if state is not None and state.monitor is not None:
+            watch.restore(split(state.tensors)[1], state.monitor)
+        self._watch, self.learner.monitor = watch, watch.monitor
 
     def conclude(self, X: Tensor, y: Tensor, test: tuple[Tensor, Tensor] | None) -> Trained:
         """Put the average in place, measure the final weights, and write the result."""
@@ -166,11 +190,12 @@ class Run:
 
     def _state(self, generator: Tensor) -> State:
         tensors = {name: tensor.clone() for name, tensor in self.learner.tensors().items()}
-        return State(self.epoch, {**tensors, "generator": generator})
+        watched, rest = ({}, None) if self._watch is None else self._watch.state()
+        return State(self.epoch, {**tensors, **watched, "generator": generator}, rest)
 
     def _restore(self, state: State, folder: RunFolder) -> None:
         tensors = {**self.learner.tensors(), "generator": self._generator.get_state()}
-        if _forms(tensors) != _forms(state.tensors):
+        if _forms(tensors) != _forms(split(state.tensors)[0]):
             damage = "state.safetensors does not fit the network (or this version of curvescope)"
             folder.refuse(damage)
         for name, tensor in tensors.items():
