@@ -145,7 +145,7 @@ def test_what_cannot_be_watched_is_refused_before_anything_is_written(
     with pytest.raises(CurvescopeError, match="economy"):
         cs.train(net(), data(), recipe(), folder=tmp_path / "a", monitor="dear")
     how = {"generator": torch.Generator()}
-    with pytest.raises(CurvescopeError, match="`generator` is that of the training"):
+    with pytest.raises(CurvescopeError, match="generator is that of the training"):
         cs.train(net(), data(), recipe(), folder=tmp_path / "a", monitor=how)
     with pytest.raises(CurvescopeError, match="of one training"):
         cs.train_many([net(), net()], data(), [recipe(), recipe()], monitor="economy")

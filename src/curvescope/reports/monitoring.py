@@ -128,7 +128,7 @@ def _latest(name: str, log: MonitorLog) -> Table:
     if last is not None and "share" in last.values:
         rows.append(["share of the training's time", percent(last.values["share"]), ""])
     caption = f"The last values of {name}" if name else "The last values"
-    return Table(caption, ["", "value", "at step"], rows, prose=True)
+    return Table(caption, ["", "value", "at step"], rows, prose=True, heading=name)
 
 
 def _observation(log: MonitorLog) -> str:
