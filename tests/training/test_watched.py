@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import curvescope as cs
 from curvescope.errors import CurvescopeError
 from curvescope.monitor import Monitor, read_log, stability_limits
+from curvescope.training import train_many
 from curvescope.training.folder import RunFolder
 from curvescope.training.optimizers import Optimizer
 from curvescope.training.recipe import Recipe
@@ -148,7 +149,7 @@ def test_what_cannot_be_watched_is_refused_before_anything_is_written(
     with pytest.raises(CurvescopeError, match="generator is that of the training"):
         cs.train(net(), data(), recipe(), folder=tmp_path / "a", monitor=how)
     with pytest.raises(CurvescopeError, match="of one training"):
-        cs.train_many([net(), net()], data(), [recipe(), recipe()], monitor="economy")
+        train_many([net(), net()], data(), [recipe(), recipe()], monitor="economy")
     other = tmp_path / "other"
     other.mkdir()
     (other / "monitor.jsonl").write_text("theirs\n")

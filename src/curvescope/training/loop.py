@@ -179,9 +179,9 @@ def train_many(
     """
     where = "train" if len(models) == 1 else "train_many"
     device, dtype = _check(where, models, recipes, folders)
-    _check_randomness(models, penalty)
     if monitor is not None:
         watch.check(where, monitor, len(models), folders)
+    _check_randomness(models, penalty)
     shared_loss = None if loss is None else as_loss(loss)
     losses = _losses(where, recipes, shared_loss)
     if shared_loss is not None:
