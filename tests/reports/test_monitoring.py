@@ -12,7 +12,12 @@ from torch import nn
 import curvescope as cs
 from curvescope.figures.monitoring import monitored
 from curvescope.monitor import MonitorLog, read_log
+from curvescope.reports.compare import compare
 from curvescope.reports.monitoring import growing, of_folder, render_monitor, sections_of
+from curvescope.reports.page import fill
+from curvescope.reports.runs import find_runs
+from curvescope.reports.training import render_training
+from curvescope.training import Recipe
 
 pytest.importorskip("jinja2")
 
@@ -96,3 +101,33 @@ def test_any_log_can_be_plotted(logs: dict[str, MonitorLog]) -> None:
     titles = [a.get_title(loc="left").replace("\n", " ") for a in figure.axes if a.get_visible()]
     shown = [panel.title for panel in monitored({"": logs["adam"]}).values()]
     assert [title for title in titles if title] == shown
+
+
+def test_the_viewer_lists_shows_and_compares_logs(tmp_path: Path) -> None:
+    """A log without a run of ours, and that of a training: rows, pages and both in one picture."""
+    watched(tmp_path / "loop", rate=20.0)
+    X = torch.randn(32, 4, generator=torch.Generator().manual_seed(1))
+    how = {"track": ("top",), "every": 2, "probe": 32}
+    recipe = Recipe(seed=0, epochs=2, batch_size=8, lr=0.5)
+    trained = tmp_path / "trained"
+    cs.train(nn.Linear(4, 3), (X, X[:, :3].argmax(1)), recipe, folder=trained, monitor=how)
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "monitor.jsonl").write_text("theirs\n")
+    runs = {run.id: run for run in find_runs(tmp_path)}
+    assert {name: run.kind for name, run in runs.items()} == {
+        "loop": "monitor", "trained": "training", "torn": "monitor",
+    }  # fmt: skip
+    assert runs["loop"].state == "running"
+    event = read_log(tmp_path / "loop").events[-1]
+    assert runs["loop"].numbers["last event"] == f"{event.kind}, step {event.step}"
+    assert float(runs["trained"].numbers["of the limit"]) < 1
+    assert not runs["torn"].page
+    assert runs["torn"].state.startswith("damaged")
+    picked = [runs["loop"], runs["trained"]]
+    section = next(s for s in compare(picked) if s.id == "curvature")
+    page = fill("report.html.j2", title="", sections=[section], heading="", under="")
+    assert "Sequential, limit of stability" in page
+    assert "Linear, limit of stability" in page
+    assert "The curvature is below" in render_training(trained)
+    os.utime(tmp_path / "loop" / "monitor.jsonl", (0, 0))
+    assert {run.id: run.state for run in find_runs(tmp_path)}["loop"] == "stopped"

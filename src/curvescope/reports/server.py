@@ -254,7 +254,6 @@ class _Handler(BaseHTTPRequestHandler):
                 scripts=("runs.js",),
                 runs=runs,
                 columns=columns,
-                refresh=any(run.state == "running" and growing(run.path) for run in runs),
                 folder=self.server.root.name,
                 live=_LIVE if any(run.moving for run in runs) else 0,
                 counts=_counts(runs),
