@@ -127,7 +127,7 @@ def test_the_viewer_lists_shows_and_compares_logs(tmp_path: Path) -> None:
     section = next(s for s in compare(picked) if s.id == "curvature")
     page = fill("report.html.j2", title="", sections=[section], heading="", under="")
     assert "Sequential, limit of stability" in page
-    assert "Linear, limit of stability" in page
+    assert f"{runs['trained'].name}, limit of stability" in page
     assert "The curvature is below" in render_training(trained)
     os.utime(tmp_path / "loop" / "monitor.jsonl", (0, 0))
     assert {run.id: run.state for run in find_runs(tmp_path)}["loop"] == "stopped"
