@@ -384,7 +384,7 @@ def test_no_moment_shows_files_of_two_certificates(
         (["{folder}", "--prior-split", "2"], "--prior-split must be a share between 0 and 1"),
         (["{folder}", "--out", "{folder}/none/c.json"], "none' is not a folder that exists"),
         (["{folder}", "--out", "{folder}/c.safetensors"], "must be a file for the certificate"),
-        (["--verify", "{folder}/config.json"], "no certificate"),
+        (["--verify", "{folder}/config.json"], "holds no Certificate, but a Training"),
         (["--verify", "{folder}/nothing.json"], "cannot be read"),
     ],
 )

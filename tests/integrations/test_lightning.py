@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import curvescope as cs
+import tests.foreign.images  # noqa: F401  (a torchvision that was built for another torch)
 from curvescope.monitor import read_log
 
 with warnings.catch_warnings():
