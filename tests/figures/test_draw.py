@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from curvescope.figures import ticks
 from curvescope.figures.draw import WIDTH, draw
 from curvescope.figures.model import Curve, Image, Panel, Picture
+from curvescope.figures.svg import chart
 
 
 def picture(*panels: Panel, columns: int = 2, title: str = "") -> Picture:
@@ -152,3 +153,16 @@ def test_a_heat_map_names_its_colors() -> None:
     image = Image.of(torch.eye(3), label="correspondence")
     figure = drawn(picture(Panel(title="fc1", xlabel="j", ylabel="i", image=image), columns=1))
     assert figure.axes[1].get_ylabel() == "correspondence"
+
+
+def test_a_table_has_its_names_and_numbers() -> None:
+    values = torch.tensor([[0.25, 1.0], [float("nan"), 0.5]])
+    image = Image.of(values, low=0.0, high=1.0, rows=("q", "<k>"), columns=("start", "end"))
+    panel = Panel(title="cosine", image=image)
+    axes = drawn(picture(panel, columns=1)).axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["q", "<k>"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["start", "end"]
+    assert [text.get_text() for text in axes.texts] == ["0.25", "1", "0.5"]
+    assert (axes.get_title(loc="left") or axes.get_title(), axes.get_ylabel()) == ("cosine", "")
+    page = chart(panel, id="table")
+    assert all(f">{name}</span>" in page for name in ("q", "&lt;k&gt;", "start", "end"))

@@ -13,7 +13,7 @@ from curvescope.errors import CurvescopeError
 from curvescope.reports import reproduction
 from curvescope.studies import catalog, outcome, table
 from curvescope.studies.networks import Description, Images
-from curvescope.studies.papers import Paper, Printed, page
+from curvescope.studies.papers import Paper, Printed, Topic, page
 from curvescope.studies.run import Result, Run
 from curvescope.studies.study import Criterion, Item, Study
 from tests.studies.toys import CALLS, STOPS, TEXT, TOY, toy
@@ -204,6 +204,7 @@ def test_kinds_and_settings_are_counted_apart(tmp_path: Path) -> None:
         ("direction", "paper"): "–",
         ("number", "reduced"): "1 of 1",
         ("direction", "reduced"): "1 of 1",
+        ("direction", "other"): "–",
         ("ours", ""): "0 of 1",
         ("identity", ""): "1 of 1",
     }
@@ -292,25 +293,71 @@ def test_the_index_adds_by_kind_and_never_identities(tmp_path: Path) -> None:
     rows = reproduction.index(tmp_path).splitlines()
     assert any(
         row.startswith(
-            "| [toys/toy](toys/toy/README.md) | smoke | – | – | 1 of 1 | 1 of 1 | 0 of 1"
+            "| [toys/toy](toys/toy/README.md) | smoke | – | – | 1 of 1 | 1 of 1 | – | 0 of 1"
         )
         for row in rows
     )
-    assert "| toys/stops | not computed here | | | | | | | |" in rows
+    assert "| toys/stops | not computed here | | | | | | | | |" in rows
     assert "| **1 of 2 computed** | | **–** | **–** | **1 of 1** |" in "\n".join(rows)
 
 
 def test_a_page_tells_a_study_from_a_computation(tmp_path: Path) -> None:
     items = (Printed("fig.", "1", "beans"), Printed("fig.", "2", "peas", "too small"))
     paper = Paper("toys", "Toys", "Anybody (2020)", items)
-    empty = page((paper,), (TOY,), {})
+    empty = page((paper,), (), (TOY,), {})
     assert "Of 2 figures and tables 1 have a study; 0 have been computed" in empty
     assert "| fig. 1 | beans | `toys/toy` | no |  |" in empty
     assert "| fig. 2 | peas | – | – | too small |" in empty
-    full = page((paper,), (TOY,), {"toys/toy": computed(tmp_path, "small")})
+    full = page((paper,), (), (TOY,), {"toys/toy": computed(tmp_path, "small")})
     assert "1 have been computed at the paper's setting, 0 at a reduced one only." in full
-    reduced = page((paper,), (TOY,), {"toys/toy": computed(tmp_path)})
+    reduced = page((paper,), (), (TOY,), {"toys/toy": computed(tmp_path)})
     assert "| fig. 1 | beans | `toys/toy` | reduced |  |" in reduced
+
+
+OWN = """
+name = "toys/own"
+shows = "Tries a sentence elsewhere."
+[scale.smoke]
+cost = "1 s, nothing"
+subject = "Peas"
+[[criteria]]
+value = "two"
+kind = "direction"
+low = 1.0
+says = "two is more than one"
+cite = "toys, sec. 1"
+at = ["smoke"]
+"""
+
+
+def test_a_study_of_no_paper_is_counted_for_itself(tmp_path: Path) -> None:
+    study = Study.parse(OWN, toy)
+    assert (study.own, study.source, study.setting("smoke")) == (True, "of no paper", "other")
+    assert not TOY.own
+    assert not Study.parse(TEXT.replace('section = "sec. 1"', ""), toy).own
+    found = outcome.compute(Run(study, "smoke", tmp_path / "work"))[0]
+    shown = outcome.lines(study, found)
+    tallies = table.tallies(shown)
+    judged = {key: tally for key, tally in tallies.items() if tally.judged}
+    assert judged == {("direction", "other"): table.Tally(1, 1)}
+    assert "1 of 1 of papers' sentences, on a network that these do not have" in (
+        reproduction.summary(shown)
+    )
+    text = reproduction.markdown(study, found, shown, has_picture=False)
+    assert "A study of no paper. Tries a sentence elsewhere." in text
+    assert "direction, other network" in text
+    assert "paper." not in text.replace("A study of no paper.", "")
+    topic = Topic("toys", "Toys", "About toys.", "guides/toys.md")
+    listed = page((), (topic,), (study,), {study.name: found})
+    assert "## Toys: no paper" in listed
+    assert "| `toys/own` | Tries a sentence elsewhere. | scale `smoke` |" in listed
+
+
+def test_a_topic_says_what_it_is_about(tmp_path: Path) -> None:
+    file = tmp_path / "topic.toml"
+    file.write_text('[toys]\ntitle = "Toys"\n', encoding="utf-8")
+    with pytest.raises(CurvescopeError, match="needs title and about"):
+        Topic.read(file)
 
 
 def test_the_table_has_every_printed_number(tmp_path: Path) -> None:

@@ -136,7 +136,8 @@ def show_scales(study: Study, console: Console, only: str = "") -> None:
             continue
         console.print(f"  {scale:<5}  {level.cost}: {level.subject}", markup=False)
         if level.reduced:
-            console.print(f"         smaller than in the paper: {level.reduced}", markup=False)
+            than = "meant" if study.own else "in the paper"
+            console.print(f"         smaller than {than}: {level.reduced}", markup=False)
 
 
 def show_outcome(study: Study, outcome: Outcome, out: Path, console: Console) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from curvescope._numbers import short
 from curvescope.figures import ticks
-from curvescope.figures.model import Panel
+from curvescope.figures.model import Image, Panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,10 +36,13 @@ def scale(axes: Axes, panel: Panel) -> None:
             _linear(axis, whole=name == "x" and panel.whole, few=few)
 
 
-def counted(axes: Axes) -> None:
-    """Whole numbers on both axes of a heat map."""
-    for axis in (axes.xaxis, axes.yaxis):
-        _linear(axis, whole=True, few=True)
+def counted(axes: Axes, image: Image) -> None:
+    """Whole numbers on both axes of a heat map, or the names of its rows and columns."""
+    for axis, names in ((axes.xaxis, image.columns), (axes.yaxis, image.rows)):
+        if names:
+            axis.set_ticks(range(1, len(names) + 1), names)
+        else:
+            _linear(axis, whole=True, few=True)
 
 
 def _logarithmic(axis: Axis, *, few: bool) -> None:

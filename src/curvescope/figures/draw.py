@@ -11,9 +11,10 @@ import math
 import textwrap
 from typing import TYPE_CHECKING, Literal
 
+from curvescope._numbers import short
 from curvescope.figures import axes as scales
 from curvescope.figures import legends, style
-from curvescope.figures.model import Curve, Panel, Picture
+from curvescope.figures.model import Curve, Image, Panel, Picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -87,6 +88,8 @@ def _panel(axes: Axes, panel: Panel, figure: Figure) -> None:
             aspect="auto", extent=(0.5, columns + 0.5, rows + 0.5, 0.5),  # counted from 1
         )  # fmt: skip
         axes.grid(visible=False)
+        if image.rows and image.columns:
+            _entries(axes, image)
         bar = figure.colorbar(heat_map, ax=axes, shrink=0.9, label=image.label or None)
         bar.ax.tick_params(labelsize=7)
     elif not panel.curves:
@@ -97,12 +100,24 @@ def _panel(axes: Axes, panel: Panel, figure: Figure) -> None:
     if panel.image is None:
         scales.scale(axes, panel)
     else:
-        scales.counted(axes)
+        scales.counted(axes, panel.image)
     for label, x in (panel.lines or {}).items():
         _line(axes, label, x)
     if panel.lines and panel.ylim is None and panel.yscale == "linear":
         low, high = axes.get_ylim()
         axes.set_ylim(low, high + 0.12 * (high - low))  # room for the words at the lines
+
+
+def _entries(axes: Axes, image: Image) -> None:
+    """The numbers of a table in their cells, in black or white."""
+    middle = (image.low + image.high) / 2
+    for row, values in enumerate(image.values, 1):
+        for column, value in enumerate(values, 1):
+            color = "black" if value > middle else "white"
+            if math.isfinite(value):
+                axes.text(
+                    column, row, short(value, 2), ha="center", va="center", fontsize=7, color=color
+                )
 
 
 def _words(axes: Axes, picture: Picture, place: int, columns: int) -> None:
@@ -132,7 +147,9 @@ def _broken(text: str, width: float) -> str:
 
 
 def _ylabel(panel: Panel) -> str:
-    """The label of the vertical axis; the title where there is none."""
+    """The label of the vertical axis; the title where there is none, unless rows have names."""
+    if panel.image is not None and panel.image.rows:
+        return panel.ylabel
     return panel.ylabel or ("" if panel.note and not panel.curves else panel.title)
 
 

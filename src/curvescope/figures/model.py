@@ -95,24 +95,37 @@ class Curve:
 
 @dataclass(frozen=True)
 class Image:
-    """A matrix as a heat map, rows from the top; colors go from ``low`` to ``high``."""
+    """A matrix as a heat map, rows from the top; colors go from ``low`` to ``high``.
+
+    Rows and columns are numbered from 1, or have the names in ``rows`` and ``columns``.
+    """
 
     values: tuple[tuple[AnyFloat, ...], ...]
     low: AnyFloat
     high: AnyFloat
     label: str = ""  # what the colors are
+    rows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
 
     @classmethod
     def of(
-        cls, values: Tensor, *, low: float | None = None, high: float | None = None, label: str = ""
+        cls,
+        values: Tensor,
+        *,
+        low: float | None = None,
+        high: float | None = None,
+        label: str = "",
+        rows: Sequence[str] = (),
+        columns: Sequence[str] = (),
     ) -> Image:
         """From a matrix; by default the colors span its values."""
-        rows = tuple(_plain(row) for row in values)
         return cls(
-            rows,
+            tuple(_plain(row) for row in values),
             float(values.min()) if low is None else low,
             float(values.max()) if high is None else high,
             label,
+            tuple(rows),
+            tuple(columns),
         )
 
 

@@ -360,10 +360,10 @@ def _heat_map(panel: Panel, image: Image) -> str:
     low, high = short(image.low, 3), short(image.high, 3)
     return (
         f'<div class="heat"><span class="heat-y">{escape(panel.ylabel)}</span>'
-        f"{_numbering('rows', 'top', rows)}"
+        f"{_numbering('rows', 'top', rows, image.rows)}"
         f'<img tabindex="0" alt="{escape(label)}" style="aspect-ratio: {columns} / {rows}" '
         f'src="data:image/png;base64,{_png(image)}">'
-        f"{_numbering('columns', 'left', columns)}"
+        f"{_numbering('columns', 'left', columns, image.columns)}"
         f'<span class="heat-x">{escape(panel.xlabel)}</span></div>'
         f'<div class="scale" aria-hidden="true"><span>{low}</span>'
         f'<span class="ramp" style="background: linear-gradient(90deg, {ramp})"></span>'
@@ -371,14 +371,21 @@ def _heat_map(panel: Panel, image: Image) -> str:
     )
 
 
-def _numbering(name: str, side: str, count: int) -> str:
-    """Round numbers at the middle of their cells, and the first unless they are too dense."""
+def _numbering(name: str, side: str, count: int, names: Sequence[str]) -> str:
+    """Round numbers at the middle of their cells, and the first unless they are too dense.
+
+    Or the names of all.
+    """
     step = next((s for s in (1, 2, 5, 10, 20, 50, 100) if count / s <= 8), 200)
     places = [max(k, 1) for k in range(0, count + 1, step) if k > 0 or step >= 5]
+    shown = dict(enumerate(names, 1)) or {k: str(k) for k in places}
     spans = "".join(
-        f'<span style="{side}: {100 * (k - 0.5) / count:g}%">{k}</span>' for k in places
+        f'<span style="{side}: {100 * (k - 0.5) / count:g}%">{escape(text)}</span>'
+        for k, text in shown.items()
     )
-    return f'<div class="{name}" aria-hidden="true">{spans}</div>'
+    room = max(map(len, names), default=0)
+    width = f' style="width: {room}ch"' if side == "top" and names else ""
+    return f'<div class="{name}"{width} aria-hidden="true">{spans}</div>'
 
 
 def _png(image: Image) -> str:

@@ -21,7 +21,7 @@ from curvescope.studies.outcome import (
     lines,
     load,
 )
-from curvescope.studies.study import Study
+from curvescope.studies.study import Level, Study
 from curvescope.studies.table import Tally, escaped, expected
 
 INDEX = "INDEX.md"
@@ -75,7 +75,7 @@ def markdown(
     rows = [
         f"# {study.name}",
         "",
-        f"{study.source}. {study.shows}",
+        f"{_source(study)}. {study.shows}",
         "",
         f"`curvescope reproduce {study.name} --scale {outcome.scale} --seed {outcome.seed}`, "
         f"finished {outcome.finished[:10]} in {spent(outcome)} ({device}, "
@@ -83,14 +83,25 @@ def markdown(
         "",
     ]
     if level is not None:
-        said = f"Smaller than in the paper: {level.reduced}." if level.reduced else "As the paper."
-        rows += [f"**{style.pretty(level.subject)}.** {said}", ""]
+        rows += [f"**{style.pretty(level.subject)}.** {_size(study, level)}".strip(), ""]
     if has_picture:
         rows += ["![](picture.png)", ""]
     rows += [summary(shown), "", rows_table(shown)]
     if notes:
         rows += ["", notes.strip()]
     return "\n".join(rows) + "\n"
+
+
+def _source(study: Study) -> str:
+    """Of which paper it is, at the beginning of a sentence."""
+    return "A study of no paper" if study.own else study.source
+
+
+def _size(study: Study, level: Level) -> str:
+    """What is smaller than in the paper, in a sentence."""
+    if study.own:
+        return f"Smaller than meant: {level.reduced}." if level.reduced else ""
+    return f"Smaller than in the paper: {level.reduced}." if level.reduced else "As the paper."
 
 
 def summary(shown: Iterable[Line]) -> str:
@@ -100,6 +111,7 @@ def summary(shown: Iterable[Line]) -> str:
         ("number", "reduced"): "of its numbers, at a reduced setting",
         ("direction", "paper"): "of its sentences, at its setting",
         ("direction", "reduced"): "of its sentences, at a reduced setting",
+        ("direction", "other"): "of papers' sentences, on a network that these do not have",
         ("ours", ""): "of the project's own thresholds",
         ("identity", ""): "identities",
     }
@@ -115,8 +127,8 @@ def rows_table(shown: Iterable[Line]) -> str:
         c = line.criterion
         ours = "–" if line.ours is None else f"**{line.ours:.4g}**"
         kind: str = "" if c is None else c.kind
-        if c is not None and line.setting == "reduced" and kind in ("number", "direction"):
-            kind += ", reduced"
+        if c is not None and line.setting != "paper" and kind in ("number", "direction"):
+            kind += f", {line.setting}" if line.setting == "reduced" else ", other network"
         quoted = f"“{c.says}”" if c is not None and c.kind == "direction" else ""
         said = "" if c is None else quoted or c.says
         about = "; ".join(text for text in (line.note, said, line.explained) if text)
@@ -138,12 +150,13 @@ def index(folder: Path) -> str:
         "`curvescope reproduce list` shows all studies, `curvescope reproduce NAME --scale SCALE`",
         "computes one. Counted apart: numbers that a paper prints (met in its printed range, or",
         "within a stated tolerance) and sentences of a paper that fix a direction, each at the",
-        "paper's setting and at reduced ones. Thresholds of the project and identities of",
-        "mathematics or code are no agreement with a paper and are not added to anything.",
+        "paper's setting and at reduced ones; *elsewhere* are sentences that a study of no paper",
+        "tries on a network of its own. Thresholds of the project and identities of mathematics",
+        "or code are no agreement with a paper and are not added to anything.",
         "",
         "| study | scale | numbers | sentences | numbers, reduced | sentences, reduced "
-        "| ours | identities | time |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| sentences elsewhere | ours | identities | time |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     sums = dict.fromkeys(table.COLUMNS, Tally())
     count = 0
@@ -152,7 +165,7 @@ def index(folder: Path) -> str:
     for name, study in known.items():
         outcome = load(folder, name)
         if outcome is None:
-            rows.append(f"| {name} | not computed here | | | | | | | |")
+            rows.append(f"| {name} | not computed here | | | | | | | | |")
             continue
         tallies = table.tallies(lines(study, outcome))
         sums = {key: sums[key] + tally for key, tally in tallies.items()}
@@ -162,7 +175,7 @@ def index(folder: Path) -> str:
             f"| [{name}]({name}/README.md) | {outcome.scale} | {cells} | {spent(outcome)} |"
         )
     rows += [
-        f"| [{name}]({name}/README.md) | not of the package | | | | | | | |"
+        f"| [{name}]({name}/README.md) | not of the package | | | | | | | | |"
         for name in sorted(others)
     ]
     cells = " | ".join(f"**{sums[key]}**" for key in table.COLUMNS)
@@ -188,7 +201,7 @@ def papers_page(folder: Path) -> str:
     """The papers' figures and tables, with what the folder holds of them (``docs/papers.md``)."""
     outcomes = {study.name: load(folder, study.name) for study in catalog.studies()}
     computed = {name: outcome for name, outcome in outcomes.items() if outcome is not None}
-    return papers.page(catalog.papers(), catalog.studies(), computed)
+    return papers.page(catalog.papers(), catalog.topics(), catalog.studies(), computed)
 
 
 def spent(outcome: Outcome) -> str:

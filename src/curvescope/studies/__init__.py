@@ -1,1 +1,1 @@
-"""Every figure and table of the four papers that can be computed, by name."""
+"""Figures and tables of the four papers, and studies of no paper, by name."""

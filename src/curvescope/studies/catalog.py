@@ -1,7 +1,8 @@
-"""All studies and papers, read from the files beside this one.
+"""All studies, papers and topics, read from the files beside this one.
 
-A folder with a ``paper.toml`` is a paper; every other TOML file in it, but for ``networks.toml``,
-is a study, computed by the function ``run`` of the Python file of the same name.
+A folder with a ``paper.toml`` is a paper, one with a ``topic.toml`` holds studies of no paper.
+Every other TOML file in it, but for ``networks.toml``, is a study, computed by the function ``run``
+of the Python file of the same name.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from typing import Any
 
 from curvescope import io
 from curvescope.errors import CurvescopeError
-from curvescope.studies.papers import Paper
+from curvescope.studies.papers import Paper, Topic
 from curvescope.studies.study import Study
 
 _HERE = Path(__file__).parent
-_OTHERS = ("paper", "networks")
+_OTHERS = ("paper", "topic", "networks")
 
 
 @cache
@@ -30,12 +31,20 @@ def papers() -> tuple[Paper, ...]:
 
 
 @cache
+def topics() -> tuple[Topic, ...]:
+    """What studies of no paper are about, in alphabetical order."""
+    files = sorted(_HERE.glob("*/topic.toml"))
+    return tuple(topic for file in files for topic in Topic.read(file))
+
+
+@cache
 def studies() -> tuple[Study, ...]:
-    """All studies, by paper and name."""
+    """All studies, by folder and name."""
+    marks = (*_HERE.glob("*/paper.toml"), *_HERE.glob("*/topic.toml"))
     return tuple(
-        _study(folder.parent, file)
-        for folder in sorted(_HERE.glob("*/paper.toml"))
-        for file in sorted(folder.parent.glob("*.toml"))
+        _study(folder, file)
+        for folder in sorted(mark.parent for mark in marks)
+        for file in sorted(folder.glob("*.toml"))
         if file.stem not in _OTHERS
     )
 
@@ -54,13 +63,13 @@ def _study(folder: Path, file: Path) -> Study:
 
 @cache
 def shared_networks(folder: Path) -> Mapping[str, Mapping[str, Any]]:
-    """The networks that all studies of a paper may use."""
+    """The networks that all studies of a folder may use."""
     file = folder / "networks.toml"
     return io.parse_toml(file.read_text(encoding="utf-8"), file.name) if file.exists() else {}
 
 
 def find(name: str, among: Iterable[Study] | None = None) -> tuple[Study, ...]:
-    """A study, all studies of a paper, or those of a pattern.
+    """A study, all studies of a paper or topic, or those of a pattern.
 
     Raises:
         CurvescopeError: If there is none.

@@ -85,7 +85,7 @@ class Line:
             return "matched"
         if self.explained:
             return "explained"
-        return "reduced setting" if self.setting == "reduced" else "unexplained"
+        return "unexplained" if self.setting == "paper" else "reduced setting"
 
 
 @dataclass(frozen=True)
@@ -208,12 +208,11 @@ def lines(
     explained = explained or {}
     if outcome is None:
         return tuple(
-            Line(c.value, None, c.missing, c, c.setting or "paper")
+            Line(c.value, None, c.missing, c, c.setting or ("other" if study.own else "paper"))
             for c in study.criteria
             if c.kind == "number"
         )
-    level = study.levels.get(outcome.scale)
-    setting: Setting = "paper" if level is None else level.setting
+    setting = study.setting(outcome.scale)
     values = dict(outcome.values)
     if study.derive is not None:
         ours = {name: number.ours for name, number in values.items()}

@@ -1,8 +1,8 @@
-"""The papers: their figures and tables, and which studies compute them."""
+"""The papers: their figures and tables, and which studies compute them; and studies of none."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +50,30 @@ class Paper:
         return cls(key, str(entry["title"]), str(entry["citation"]), tuple(map(_printed, items)))
 
 
+@dataclass(frozen=True)
+class Topic:
+    """What the studies of a folder are about, where they reproduce no paper."""
+
+    key: str  # "language"
+    title: str
+    about: str
+    page: str = ""  # of the documentation, below ``docs``
+
+    @classmethod
+    def read(cls, file: Path) -> tuple[Topic, ...]:
+        """The topics of a ``topic.toml``: a table for each.
+
+        Raises:
+            CurvescopeError: If something is missing.
+        """
+        where = f"{file.parent.name}/{file.name}"
+        table = io.parse_toml(file.read_text(encoding="utf-8"), where)
+        for key, entry in table.items():
+            if not {"title", "about"} <= set(entry) <= {"title", "about", "page"}:
+                raise CurvescopeError(f"{key} in {where}", "needs `title` and `about`")
+        return tuple(cls(key, **entry) for key, entry in table.items())
+
+
 def _printed(row: Sequence[str]) -> Printed:
     """From ``["fig. 5a", "overlap of fc1", "100 outputs are missing"]``.
 
@@ -76,7 +100,12 @@ def covering(studies: Iterable[Study], paper: str, item: Printed) -> list[tuple[
     ]
 
 
-def page(papers: Iterable[Paper], studies: Iterable[Study], outcomes: Mapping[str, Outcome]) -> str:
+def page(
+    papers: Iterable[Paper],
+    topics: Iterable[Topic],
+    studies: Iterable[Study],
+    outcomes: Mapping[str, Outcome],
+) -> str:
     """All figures and tables with their studies and what was computed, in Markdown."""
     studies = tuple(studies)
     lines = [
@@ -85,7 +114,7 @@ def page(papers: Iterable[Paper], studies: Iterable[Study], outcomes: Mapping[st
         "Every figure and table of the papers, the study that computes it (`curvescope reproduce",
         "NAME`), and what has been computed and committed below `reproductions/`: at the paper's",
         "setting (network, data and training), at a reduced one, or not. Having a study is not",
-        "having been computed. `curvescope reproduce index` writes this page.",
+        "having been computed. Studies of no paper stand at the end.",
     ]
     for paper in papers:
         rows, counts = _rows(paper, studies, outcomes)
@@ -104,7 +133,24 @@ def page(papers: Iterable[Paper], studies: Iterable[Study], outcomes: Mapping[st
             "|---|---|---|---|---|",
             *rows,
         ]
+    for topic in topics:
+        lines += ["", *_topic(topic, studies, outcomes)]
     return "\n".join(lines) + "\n"
+
+
+def _topic(
+    topic: Topic, studies: Iterable[Study], outcomes: Mapping[str, Outcome]
+) -> Iterator[str]:
+    """Its studies, what they show, and at which scale they were computed."""
+    yield from (f"## {topic.title}: no paper", "", f"{topic.about} (`{topic.key}`)")
+    if topic.page:
+        yield f"[What came out]({topic.page})."
+    yield from ("", "| study | shows | computed |", "|---|---|---|")
+    for study in studies:
+        if study.name.partition("/")[0] == topic.key:
+            outcome = outcomes.get(study.name)
+            scale = "no" if outcome is None else f"scale `{outcome.scale}`"
+            yield f"| `{study.name}` | {study.shows} | {scale} |"
 
 
 def _rows(

@@ -24,7 +24,7 @@ Scale = Literal["smoke", "small", "paper"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
 Kind = Literal["number", "direction", "identity", "ours"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-Setting = Literal["paper", "reduced"]
+Setting = Literal["paper", "reduced", "other"]
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Level:
 
     cost: str  # "4 minutes on two cores, MNIST"
     subject: str  # network and data; the title of pictures
-    reduced: str = ""  # what is smaller than in the paper; empty where nothing is
+    reduced: str = ""  # what is smaller than in the paper, or than the study is meant to be
     settings: Mapping[str, Any] = field(default_factory=dict)  # what the study's function reads
 
     @property
@@ -105,7 +105,11 @@ class Level:
 
 @dataclass(frozen=True)
 class Study:
-    """A figure, a table or a statement of a paper that can be computed."""
+    """A figure, a table or a statement of a paper that can be computed, or a study of no paper.
+
+    One that names no section, reproduces nothing and has no printed numbers is of no paper
+    (:attr:`own`). Sentences of papers that it tries are counted apart: its network is not theirs.
+    """
 
     name: str  # "wu2020/overlap": the folder of its outcome
     shows: str  # what one should see, in one or two sentences
@@ -118,8 +122,22 @@ class Study:
     section: str = ""  # "sec. 5.1, App. D": where the paper speaks of it
 
     @property
+    def own(self) -> bool:
+        """Whether it is of no paper."""
+        printed = any(criterion.kind == "number" for criterion in self.criteria)
+        return not (self.section or self.reproduces or printed)
+
+    def setting(self, scale: Scale) -> Setting:
+        """Whether network, data and training are the paper's at a scale."""
+        if self.own:
+            return "other"
+        return "paper" if scale not in self.levels else self.levels[scale].setting
+
+    @property
     def source(self) -> str:
         """Section, figures and tables in words; those of the study's own paper first."""
+        if self.own:
+            return "of no paper"
         own = self.name.partition("/")[0]
         groups: dict[str, list[str]] = {own: [self.section] if self.section else []}
         for item in self.reproduces:

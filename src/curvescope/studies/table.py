@@ -24,7 +24,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Tally:
-    """How many criteria of a kind hold, at the paper's setting and at reduced ones."""
+    """How many criteria of a kind hold in one setting."""
 
     hold: int = 0
     judged: int = 0
@@ -47,6 +47,7 @@ COLUMNS = (
     ("direction", "paper"),
     ("number", "reduced"),
     ("direction", "reduced"),
+    ("direction", "other"),
     ("ours", ""),
     ("identity", ""),
 )

@@ -18,13 +18,12 @@ from curvescope.spectra.measure import SpectralMeasure, spectral_measure
 from curvescope.structure.knockouts import class_dual
 from curvescope.structure.outliers import SHARES, outliers_of, widest_gap
 from curvescope.structure.ratios import spectrum_ratios
+from curvescope.studies.measures import restored, saved
 from curvescope.studies.papyan2020.subjects import (
     Chosen,
     carriers,
     chosen,
     log_densities,
-    restored,
-    saved,
 )
 from curvescope.studies.pictures import EPSILON, Spectrum
 from curvescope.studies.run import Result, Run, Value

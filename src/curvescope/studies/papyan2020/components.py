@@ -16,7 +16,7 @@ from curvescope.problem import Problem
 from curvescope.spectra.eigensolver import EigenPairs, eigenpairs
 from curvescope.spectra.measure import SpectralMeasure, spectral_measure
 from curvescope.structure.outliers import widest_gap
-from curvescope.studies.papyan2020.subjects import restored, saved
+from curvescope.studies.measures import restored, saved
 from curvescope.studies.pictures import density
 from curvescope.studies.run import Result, Run, Value
 from curvescope.training import evaluate

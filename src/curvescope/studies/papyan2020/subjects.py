@@ -18,9 +18,7 @@ from curvescope.networks import network
 from curvescope.operators.gram import GramForm
 from curvescope.problem import Problem
 from curvescope.record.extended import class_directions
-from curvescope.spectra.control import Status
 from curvescope.spectra.exact import ExactSpectrum
-from curvescope.spectra.measure import SpectralMeasure
 from curvescope.studies.networks import Description
 from curvescope.studies.pictures import EPSILON, Spectrum
 from curvescope.studies.run import Run, Value
@@ -118,29 +116,6 @@ def carriers(problem: Problem) -> int:
 
 
 # Spectra -----------------------------------------------------------------------------------------
-
-
-def saved(measure: SpectralMeasure) -> dict[str, Tensor]:
-    """A measure of one probe as tensors, to be kept; :func:`restored` reads them."""
-    return {
-        "nodes": measure.nodes,
-        "weights": measure.weights,
-        "residuals": measure.residuals,
-        "support": torch.tensor(measure.support, dtype=torch.float64),
-        "dimension": torch.tensor([measure.dimension]),
-    }
-
-
-def restored(tensors: Mapping[str, Tensor], start: str = "") -> SpectralMeasure:
-    """What :func:`saved` wrote, from the tensors whose names begin with ``start``."""
-    nodes, weights, residuals = (
-        tensors[f"{start}{key}"].cpu() for key in ("nodes", "weights", "residuals")
-    )
-    low, high = tensors[f"{start}support"].tolist()
-    return SpectralMeasure(
-        nodes, weights, residuals, nodes.new_empty(0), int(tensors[f"{start}dimension"]),
-        (low, high), nodes.numel(), Status.DONE,
-    )  # fmt: skip
 
 
 def log_densities(

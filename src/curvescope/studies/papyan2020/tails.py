@@ -16,7 +16,7 @@ from curvescope.operators.hessian import Hessian
 from curvescope.problem import Problem
 from curvescope.spectra.measure import SpectralMeasure, spectral_measure
 from curvescope.spectra.tails import PowerLaw, TailDensity, power_law, tail_density, tail_masses
-from curvescope.studies.papyan2020.subjects import restored, saved
+from curvescope.studies.measures import restored, saved
 from curvescope.studies.run import Result, Run, Value
 from curvescope.training import evaluate
 

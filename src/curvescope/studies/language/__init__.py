@@ -1,0 +1,1 @@
+"""Studies of a small language model, which reproduce no paper."""
