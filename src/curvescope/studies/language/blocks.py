@@ -20,8 +20,14 @@ from curvescope.figures.model import Image, Panel, Picture
 from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.operators.hessian import Hessian
 from curvescope.problem import ParamSpace
-from curvescope.spectra.probes import draw
-from curvescope.studies.language.subjects import Point, Subject, language_problem, subject, top
+from curvescope.studies.language.subjects import (
+    Point,
+    Subject,
+    language_problem,
+    signs,
+    subject,
+    top,
+)
 from curvescope.studies.run import Result, Run, Value
 
 PARTITIONS = ("layer", "block")
@@ -147,8 +153,8 @@ def _found(
 def _directions(run: Run, of: Subject, point: Point) -> dict[str, Tensor]:
     """What H is multiplied with, by name."""
     problem = of.problem(point)
-    signs = draw(Hessian(problem), run["signs"], generator=run.generator(21))
-    found = {f"random {i}": row for i, row in enumerate(signs, 1)}
+    random = signs(Hessian(problem), run["signs"], run.generator(21))
+    found = {f"random {i}": row for i, row in enumerate(random.T, 1)}
     found["gradient"] = problem.gradient()
     step = point.last_step(problem.params)
     if step is not None:

@@ -13,11 +13,17 @@ from curvescope.data import Dataset
 from curvescope.figures.model import Panel, Picture
 from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.spectra.eigensolver import EigenPairs, eigenpairs
-from curvescope.spectra.probes import draw
 from curvescope.structure.classes import PARTS, class_structure
 from curvescope.structure.grouping import frequent_classes
 from curvescope.studies.language.spectra import probes
-from curvescope.studies.language.subjects import Point, Subject, language_problem, subject, top
+from curvescope.studies.language.subjects import (
+    Point,
+    Subject,
+    language_problem,
+    signs,
+    subject,
+    top,
+)
 from curvescope.studies.pictures import curves
 from curvescope.studies.run import Result, Run, Value
 
@@ -140,7 +146,7 @@ def _classes(
         found[f"left without {part}"] = eigenpairs(
             left, len(pairs.values), tol=tol, generator=generator
         ).values
-    v = draw(G, 1, generator=generator).T
+    v = signs(G, 1, generator)
     parts = structure.between_part @ v
     for c in range(structure.classes):
         parts = parts + structure.within_of(c) @ v

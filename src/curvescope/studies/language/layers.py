@@ -21,7 +21,6 @@ from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.operators.hessian import Hessian
 from curvescope.record.selection import layer_of
 from curvescope.spectra.eigensolver import eigenpairs
-from curvescope.spectra.probes import draw
 from curvescope.structure.autocorrelation import autocorrelation_structure
 from curvescope.structure.correspondences import correspondence, singular_structure
 from curvescope.structure.factors import KroneckerFactors, kronecker_factors
@@ -32,6 +31,7 @@ from curvescope.studies.language.subjects import (
     Subject,
     kind,
     language_problem,
+    signs,
     subject,
     top,
 )
@@ -251,7 +251,7 @@ def _compare(
     few: Dataset,
     k: int,
     tol: float,
-    signs: int,
+    probes: int,
     generator: torch.Generator,
 ) -> Mapping[str, Tensor]:
     """One layer's blocks of G and H beside its Kronecker products.
@@ -274,7 +274,7 @@ def _compare(
     products = {sharing: each.operator() for sharing, each in factors.items()}
     guesses = {sharing: K.top(k) for sharing, K in products.items()}
     Q = torch.linalg.qr(torch.cat([pairs.vectors, *(g.vectors for g in guesses.values())], 1)).Q
-    rest = draw(G, signs, generator=generator).T
+    rest = signs(G, probes, generator)
     rest -= Q @ (Q.T @ rest)
     images = G @ torch.cat([Q, rest], 1)
     inside, outside = images[:, : Q.shape[1]].double(), images[:, Q.shape[1] :].double()

@@ -21,7 +21,6 @@ from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.operators.hessian import Hessian
 from curvescope.spectra.eigensolver import EigenPairs, eigenpairs
 from curvescope.spectra.measure import SpectralMeasure, spectral_measure
-from curvescope.spectra.probes import draw
 from curvescope.structure.outliers import widest_gap
 from curvescope.structure.overlaps import overlap
 from curvescope.studies.language.panels import is_known, spectra_pictures
@@ -32,6 +31,7 @@ from curvescope.studies.language.subjects import (
     Subject,
     by_kind,
     language_problem,
+    signs,
     sizes,
     spread,
     subject,
@@ -125,11 +125,11 @@ def _signs(
 ) -> Mapping[str, Tensor]:
     problem = language_problem(model, few)
     H, G = Hessian(problem, keep=True), GaussNewton(problem, keep=True)
-    signs = draw(H, count, generator=generator).T
-    images = {"H": H @ signs, "G": G @ signs}
+    columns = signs(H, count, generator)
+    images = {"H": H @ columns, "G": G @ columns}
     images["E"] = images["H"] - images["G"]
-    direct = (H - G) @ signs[:, :1]
-    parts = {f"{name} kinds": by_kind(signs * y, problem.params) for name, y in images.items()}
+    direct = (H - G) @ columns[:, :1]
+    parts = {f"{name} kinds": by_kind(columns * y, problem.params) for name, y in images.items()}
     parts |= {f"{name} squares": y.double().square().sum(0) for name, y in images.items()}
     return parts | {"E off": (images["E"][:, :1] - direct).norm() / images["H"][:, 0].norm()}
 

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from curvescope import io
+from curvescope._random import rademacher
 from curvescope._state import copied, evaluated
 from curvescope.data import Dataset
 from curvescope.experiments.training import NamedData, named_data, train_network
 from curvescope.identity import digest
+from curvescope.operators.base import LinearOperator
 from curvescope.operators.gauss_newton import GaussNewton
 from curvescope.operators.hessian import Hessian
 from curvescope.problem import ParamSpace, Problem
@@ -77,7 +79,7 @@ class Subject:
 
 def language_problem(model: nn.Module, data: Dataset) -> Problem:
     """Cross-entropy of the next character, averaged over all positions."""
-    return Problem(model, [data.tensors], CrossEntropy(axis=-1))
+    return Problem(model, [data.tensors], loss=CrossEntropy(axis=-1))
 
 
 def subject(run: Run) -> Subject:
@@ -126,6 +128,12 @@ def _point(
     load_weights(place.weights(file), network)
     rate = trained.recipe.rate(epoch) if epoch else 0.0
     return Point(name, epoch, evaluated(network), rate, place.moments(file) if epoch else None)
+
+
+def signs(A: LinearOperator, count: int, generator: torch.Generator) -> Tensor:
+    """Columns ``[n, count]`` of random signs, each drawn on its own."""
+    rows = [rademacher((A.shape[0],), generator, A.dtype, A.device) for _ in range(count)]
+    return torch.stack(rows, 1)
 
 
 # Layers ------------------------------------------------------------------------------------------
