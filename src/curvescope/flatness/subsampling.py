@@ -30,6 +30,7 @@ from curvescope.operators.hessian import Hessian
 from curvescope.problem import Problem
 from curvescope.spectra.control import Status
 from curvescope.spectra.estimate import Estimate, Samples
+from curvescope.vectors import Space
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,9 @@ def subsampling_study(
     total = target.shape[0]
     kind = Hessian if matrix == "hessian" else GaussNewton
     A = kind(problem)
-    vectors = None if probes >= A.shape[0] else A.domain.random(probes, generator=generator)
+    # Whole on every rank, as the sub-samples are.
+    whole_space = Space(A.shape[0], dtype=A.dtype, device=A.device)
+    vectors = None if probes >= A.shape[0] else whole_space.random(probes, generator=generator)
     whole = [_mean_of(m) for m in _moments(A, vectors)]
     subsamples = []
     for size in sizes:
@@ -148,8 +151,8 @@ def _moments(A: LinearOperator, vectors: Tensor | None) -> tuple[Tensor, Tensor]
     if vectors is None:
         matrix, n = A.dense().double(), A.shape[0]
         return matrix.trace().expand(n), matrix.square().sum().expand(n)
-    images, total = A.on_rows(vectors), A.domain.total
-    return total((vectors.double() * images).sum(1)), total(images.double().square().sum(1))
+    images = (A @ vectors.T).T
+    return (vectors.double() * images).sum(1), images.double().square().sum(1)
 
 
 def _mean_of(values: Tensor) -> Estimate[float]:
