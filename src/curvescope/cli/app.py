@@ -87,7 +87,7 @@ def _root(
         ),
     ] = False,
 ) -> None:
-    if context.invoked_subcommand not in (None, "analyze", "analyse", "certify"):
+    if context.invoked_subcommand not in (None, "analyze", "analyse"):
         ranks.refuse(str(context.invoked_subcommand))
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())

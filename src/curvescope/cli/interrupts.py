@@ -27,8 +27,6 @@ class _Heard:
         self.once = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self.once and several():
-            return  # torchrun passes on what the terminal has sent already
         self.once = True
         raise KeyboardInterrupt
 
@@ -87,7 +85,8 @@ def _listening(heard: _Heard) -> Iterator[None]:
         yield
         return
     hook = sys.unraisablehook
-    signal.signal(signal.SIGINT, heard)
+    # Several ranks must stop at the same step, for which estimates hold Python's own handler back.
+    signal.signal(signal.SIGINT, signal.default_int_handler if several() else heard)
     sys.unraisablehook = heard.unraisable
     try:
         yield

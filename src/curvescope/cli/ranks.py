@@ -36,7 +36,7 @@ def refuse(command: str) -> None:
     """Refuse a command that is the work of one process."""
     if several():
         rule = f"`{command}` is the work of one process"
-        remedy = "start it without torchrun; analyze and certify share their work"
+        remedy = "start it without torchrun, which is for `analyze`"
         raise CurvescopeError(command, rule, remedy=remedy)
 
 

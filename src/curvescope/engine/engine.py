@@ -24,6 +24,7 @@ from curvescope.engine.plan import Plan
 from curvescope.engine.squeeze import Part
 from curvescope.errors import MemoryLimitError
 from curvescope.problem.problem import Problem
+from curvescope.ranks.traffic import all_reduce
 from curvescope.record import memory
 from curvescope.record.rules import Untraceable
 from curvescope.record.samples import first_samples
@@ -229,9 +230,13 @@ class Engine:
             batches = self._batches.serving(matrix)
             serves, held = bool(batches), self._batches.bytes(matrix.problem, batches)
         plan = Plan("", "", needed=needed, held=held, free=memory.free(matrix.problem.device))
+        ranks, item = matrix.problem.group.size, torch.finfo(matrix.problem.dtype).bits // 8
+        shared = replace(plan, ranks=ranks, sent=all_reduce(ranks, matrix.space.size * item))
         if how.keep != "auto":
-            return self._filled(plan, matrix, how, f"keep={how.keep}")
-        lone = self._filled(plan, matrix, replace(how, keep=False), "a lone product keeps nothing")
+            return self._filled(shared, matrix, how, f"keep={how.keep}")
+        lone = self._filled(
+            shared, matrix, replace(how, keep=False), "a lone product keeps nothing"
+        )
         keep, reason = _decided(serves, _fits(matrix, needed, spare), needed)
         return replace(lone, many=self._filled(plan, matrix, replace(how, keep=keep), reason))
 

@@ -28,6 +28,8 @@ class Plan:
             samples and continued; None where it is not streamed, or no batch can be cut.
         samples: How many samples of a batch go together where a batch is cut to fit; None: all.
         many: What is done instead by :meth:`LinearOperator.for_many`, which estimators take.
+        ranks: How many ranks the data lie on; what is said of memory and work is that of this one.
+        sent: Bytes that this rank sends for each column of a product.
         parts: The plans of the operators that this one is made of.
 
     >>> print(Plan("kept tape", "keep=True", 1.5, 16, 3 << 20, 0, 5 << 30))
@@ -45,6 +47,8 @@ holds 3.0 MiB (0 B now, 5.0 GiB free)
     peak: int | None = None
     samples: int | None = None
     many: Plan | None = None
+    ranks: int = 1
+    sent: int = 0
     parts: tuple[tuple[str, Plan], ...] = ()
 
     @property
@@ -65,6 +69,11 @@ holds 3.0 MiB (0 B now, 5.0 GiB free)
         if self.free is not None:
             text += f"; {self._memory()}"
         lines = [text]
+        if self.ranks > 1:
+            lines.append(
+                f"data over {self.ranks} ranks, each with its own batches: products are summed in "
+                f"one exchange, {readable(self.sent)} sent by each rank for a column"
+            )
         if self.many is not None:
             lines.append(f"for many products: {self.many}")
         for name, part in self.parts:

@@ -12,20 +12,19 @@ import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from curvescope.errors import CurvescopeError
 
 PathLike = str | os.PathLike[str]
 
-_writes = True  # whether this process writes files; see written_by
+_writes = True  # whether this process stores results; see written_by
 
 
 @contextmanager
 def written_by(this_process: bool) -> Iterator[None]:
-    """In the block only one of several processes that compute the same writes files.
+    """In the block only one of several processes that compute the same stores results.
 
-    The others take no locks, and what they would write goes nowhere.
+    The others take no locks, and what they would save, results and checkpoints, goes nowhere.
     """
     global _writes
     before, _writes = _writes, _writes and this_process
@@ -47,7 +46,7 @@ def written_by_each() -> Iterator[None]:
 
 
 def writes() -> bool:
-    """Whether this process writes files."""
+    """Whether this process stores results, and takes locks for that."""
     return _writes
 
 
@@ -78,8 +77,6 @@ def atomic(path: PathLike) -> Iterator[Path]:
     target = Path(path)
     with _beside(target) as temporary:
         yield temporary
-        if not _writes:
-            return
         flush(temporary)
         temporary.replace(target)
         if os.name == "posix":  # elsewhere a folder cannot be opened
@@ -109,8 +106,6 @@ def atomic_all(*paths: PathLike) -> Iterator[tuple[Path, ...]]:
     with ExitStack() as stack:
         temporary = tuple(stack.enter_context(_beside(path)) for path in paths)
         yield temporary
-        if not _writes:
-            return
         for file, path in zip(temporary, paths, strict=True):
             with writing(path):
                 flush(file)
@@ -128,10 +123,6 @@ def atomic_all(*paths: PathLike) -> Iterator[tuple[Path, ...]]:
 def _beside(path: PathLike) -> Iterator[Path]:
     """A new file in the same folder, gone at the end unless it was moved."""
     target = Path(path)
-    if not _writes:
-        with TemporaryDirectory() as elsewhere:
-            yield Path(elsewhere, target.name)
-        return
     temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
     with writing(path):
         try:

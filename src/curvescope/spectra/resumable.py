@@ -221,14 +221,22 @@ def state_of(part: str) -> Any:
     return property(read, write)
 
 
+# Seconds in which a second signal is the first one: torchrun passes on what the terminal has sent.
+_SAME = 1.0 if "TORCHELASTIC_RUN_ID" in os.environ else 0.0
+
+
 class _Pressed:
     """A signal handler that counts ctrl-C and raises at the second."""
 
     once = twice = False
+    _first = 0.0
 
     def __call__(self, number: int, frame: object) -> None:
-        self.once, self.twice = True, self.once
-        if self.twice:
+        now = time.monotonic()
+        if not self.once:
+            self.once, self._first = True, now
+        elif now - self._first > _SAME:
+            self.twice = True
             raise KeyboardInterrupt
 
 
