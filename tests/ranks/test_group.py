@@ -127,7 +127,7 @@ def _killed(rank: int, size: int, victim: int, moment: str) -> tuple[str, float]
     return str(caught.value), time.monotonic() - started
 
 
-def _late(rank: int, size: int) -> str:
+def _never(rank: int, size: int) -> str:
     from torch import distributed
 
     group = Group(distributed.group.WORLD, limit=0.5)
@@ -178,7 +178,7 @@ def test_a_killed_rank_ends_all(victim: int, moment: str, tmp_path: Path) -> Non
 
 
 def test_time_limit(tmp_path: Path) -> None:
-    results = on_ranks(2, tmp_path, _late)
+    results = on_ranks(2, tmp_path, _never)
     assert "took longer than the limit of 0.5 s" in results[1]
 
 
