@@ -108,7 +108,7 @@ def subsampling_study(
     >>> from torch import nn
     >>> model = nn.Linear(1, 1, bias=False).double()
     >>> X = torch.tensor([[1.0], [2.0], [3.0], [4.0]]).double()
-    >>> problem = Problem(model, (X, torch.zeros(4, 1).double()), "mse")
+    >>> problem = Problem(model, (X, torch.zeros(4, 1).double()), loss="mse")
     >>> study = subsampling_study(problem, [4], generator=torch.Generator().manual_seed(0))
     >>> round(study.trace.value, 9), round(study.square_sum.value, 9)
     (15.0, 225.0)
@@ -129,6 +129,8 @@ def subsampling_study(
     whole_space = Space(A.shape[0], dtype=A.dtype, device=A.device)
     vectors = None if probes >= A.shape[0] else whole_space.random(probes, generator=generator)
     whole = [_mean_of(m) for m in _moments(A, vectors)]
+    # Sub-samples are drawn from the data of all ranks, and taken by every rank alone.
+    vectors = None if vectors is None else A.domain.gather(vectors)
     subsamples = []
     for size in sizes:
         if not 1 <= _checks.positive_int(where, "every size", size) <= total:
