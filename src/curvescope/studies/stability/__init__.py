@@ -1,0 +1,1 @@
+"""Studies of curvature while a network trains, which reproduce no paper."""
