@@ -112,15 +112,17 @@ class Recurrence:
         rows = self._less(bases, rows)
         if before is None:
             return self._less(bases, rows)
-        again = (~(self.space.norms(rows) > before / 2)).nonzero()[:, 0]
-        if len(again) == len(rows):
-            return self._less(bases, rows)
-        if len(again):
-            rows[again] = self._less([bases[i] for i in again], rows[again])
+        enough = self.space.norms(rows) > before / 2
+        if bool(enough.all()):
+            return rows
+        again = (~enough).nonzero()[:, 0]
+        rows[again] = self._less([bases[i] for i in again], rows[again])
         return rows
 
     def _less(self, bases: Sequence[Tensor] | Tensor, rows: Tensor) -> Tensor:
         """One pass: a collective for all rows."""
+        if len(rows) == 1:
+            return reject(rows, self.space.inner(bases[0], rows), bases[0])
         each = [(q, row[None]) for q, row in zip(bases, rows, strict=True)]
         components = self.space.total(torch.stack([inner(q, row) for q, row in each]))
         return torch.cat([reject(row, c, q) for (q, row), c in zip(each, components, strict=True)])
