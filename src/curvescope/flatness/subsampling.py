@@ -125,12 +125,10 @@ def subsampling_study(
     total = target.shape[0]
     kind = Hessian if matrix == "hessian" else GaussNewton
     A = kind(problem)
-    # Whole on every rank, as the sub-samples are.
+    # Whole on every rank: each takes the sub-samples of the data of all by itself.
     whole_space = Space(A.shape[0], dtype=A.dtype, device=A.device)
     vectors = None if probes >= A.shape[0] else whole_space.random(probes, generator=generator)
     whole = [_mean_of(m) for m in _moments(A, vectors)]
-    # Sub-samples are drawn from the data of all ranks, and taken by every rank alone.
-    vectors = None if vectors is None else A.domain.gather(vectors)
     subsamples = []
     for size in sizes:
         if not 1 <= _checks.positive_int(where, "every size", size) <= total:
