@@ -80,7 +80,6 @@ def test_a_model_that_wants_arguments(capsys, model: str, words: str) -> None:
     [
         ("own_inputs.py:load", "but it is load(n); give n a default"),
         ("own_inputs.py:splits", "but it is splits(split, n); give n a default"),
-        ("own_inputs.py:arrays", "must be torch tensors, got NumPy arrays; convert them with"),
         ("own_inputs.py", "must be an .npz archive, a function as in file.py:load, or the name"),
         ("named.npz", "needs arrays X and y for training and, if there is test data, X_test"),
         ("named.npz", "it holds X_train, y_train"),

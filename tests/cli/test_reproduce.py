@@ -41,7 +41,7 @@ def test_an_entry_is_computed_once_and_leaves_page_and_pictures(
     page = (place / "README.md").read_text()
     assert "| two | 2.1 (1.9 … 2.2) | **2** | number, reduced | yes |" in page
     assert "| E[x] | ≤ 2 | **3** | ours | **no** | of [x] |" in page
-    assert "| smoke | – | – | 1 of 1 | 1 of 1 | 0 of 1 |" in (tmp_path / "INDEX.md").read_text()
+    assert "| smoke | – | – | 1 of 1 | 1 of 1 | – | 0 of 1 |" in (tmp_path / "INDEX.md").read_text()
     assert "| toys/toy | two |" in (tmp_path / "TABLE.md").read_text()
     assert app.run(arguments) == 0
     assert len(CALLS) == 1

@@ -101,9 +101,9 @@ def test_stages_cannot_lead_out_of_the_directory(stage: str) -> None:
 
 
 def test_another_format_is_refused(tmp_path: Path) -> None:
-    config = {"type": "Analysis", "format": 5, "checksum": ""}
+    config = {"type": "Analysis", "format": 99, "checksum": ""}
     io.write_json(tmp_path / "config.json", config)
-    with pytest.raises(CurvescopeError, match="by a later version: it has format 5"):
+    with pytest.raises(CurvescopeError, match="by a later version: it has format 99"):
         RunDirectory(tmp_path)
     io.write_json(tmp_path / "config.json", {"kind": "analysis", "format": 1, "stages": []})
     with pytest.raises(CurvescopeError, match=r"by an earlier version, .*; analyze again"):
@@ -137,14 +137,14 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
 def test_someone_who_looks_stops_no_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The viewer holds a lock for an instant: whoever wants it tries again."""
     refused = [True, False]
-    take = lock._take
+    take = lock.take
 
     def taken_at_first(handle: int) -> None:
         if refused.pop(0):
             raise BlockingIOError
         take(handle)
 
-    monkeypatch.setattr(lock, "_take", taken_at_first)
+    monkeypatch.setattr(lock, "take", taken_at_first)
     with locked(tmp_path):
         pass
     assert refused == []

@@ -16,7 +16,7 @@ import curvescope as cs
 from curvescope.record import blockwise
 from curvescope.record.batch import TapeBatch
 from curvescope.record.blockwise import Attention
-from curvescope.record.rules.attention import _covered
+from curvescope.record.rules.attention import covered
 from tests.conformance import check_products
 from tests.reference.curvature import Reference
 from tests.reference.losses import CrossEntropy
@@ -72,7 +72,7 @@ def test_values_tangents_and_adjoints(shape: str, mask: str) -> None:
     def adjoint(g: Tensor, *qkv: Tensor) -> Any:
         return torch.func.vjp(unfused, *qkv)[1](g)
 
-    given = _covered(q, k, v, **settings)
+    given = covered(q, k, v, **settings)
     assert given is not None
     here = Attention(*given)
     out = unfused(q, k, v)

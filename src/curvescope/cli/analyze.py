@@ -62,8 +62,7 @@ def analyze(
         str | None,
         typer.Option(
             metavar="LOSS",
-            help="cross_entropy, binary_logistic, mse, huber, smooth_l1, model, or "
-            "pkg.module:Loss, file.py:Loss.",
+            help="cross_entropy, binary_logistic, mse, huber, model, or file.py:Loss.",
         ),
     ] = None,
     layers: Annotated[
@@ -73,8 +72,7 @@ def analyze(
         str | None,
         typer.Option(
             metavar="K|CODE",
-            help="Put outputs into classes: the K most frequent labels, or by file.py:NAME, a map "
-            "or a function from labels. Text needs it.",
+            help="Classes of text: the K most frequent labels, or by file.py:NAME.",
         ),
     ] = None,
     no_classes: Annotated[
@@ -84,7 +82,7 @@ def analyze(
         list[str] | None,
         typer.Option(
             metavar="CODE",
-            help="A stage of yours: pkg.module:NAME or file.py:NAME; any number.",
+            help="A stage of yours, file.py:NAME; any number.",
         ),
     ] = None,
     samples: Annotated[
@@ -104,7 +102,7 @@ def analyze(
         str,
         typer.Option(
             metavar="HOW",
-            help="How positions share a weight in Kronecker factors: expand or reduce.",
+            help="Positions in Kronecker factors: expand, reduce.",
         ),
     ] = "expand",
     root: Root = None,

@@ -130,7 +130,7 @@ def weight_norms(problem: Problem) -> WeightNorms:
 
     >>> model = nn.Linear(2, 1)
     >>> _ = model.weight.detach().copy_(torch.tensor([[3.0, 4.0]])), model.bias.detach().fill_(12.0)
-    >>> norms = weight_norms(Problem(model, (torch.eye(2), torch.zeros(2, 1)), "mse"))
+    >>> norms = weight_norms(Problem(model, (torch.eye(2), torch.zeros(2, 1)), loss="mse"))
     >>> norms.norm, norms.by_parameter
     (13.0, {'weight': 5.0, 'bias': 12.0})
     """

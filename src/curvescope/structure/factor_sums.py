@@ -133,6 +133,7 @@ def _some(t: Tensor, index: Tensor | None, samples: int) -> Tensor:
 def by_label(where: str, batch: Batch, z: Tensor, loss: LossAt) -> tuple[Members, int]:
     """The samples of each label, and the number of classes; ``where`` is the caller, for errors.
 
+    >>> import torch
     >>> from curvescope.problem.losses import as_loss
     >>> batch, z = Batch(torch.zeros(3, 1), torch.tensor([2, 0, 2]), 0), torch.zeros(3, 4)
     >>> loss = as_loss("cross_entropy").at(z, batch.target)

@@ -54,7 +54,8 @@ def full_output_hessian(
     >>> model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)).double()
     >>> with torch.no_grad():
     ...     _ = model[1].weight.fill_(3.0)
-    >>> problem = Problem(model, (torch.ones(1, 1).double(), torch.zeros(1, 1).double()), "mse")
+    >>> X, y = torch.ones(1, 1).double(), torch.zeros(1, 1).double()
+    >>> problem = Problem(model, X, y, loss="mse")
     >>> full_output_hessian(problem).matrix.round(decimals=6).tolist()  # 2 (3, 1)ᵀ (3, 1)
     [[18.0, 6.0], [6.0, 2.0]]
     """

@@ -64,7 +64,8 @@ def network_kfac(
     >>> model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)).double()
     >>> with torch.no_grad():
     ...     _ = model[0].weight.fill_(2.0), model[1].weight.fill_(3.0)
-    >>> problem = Problem(model, (torch.ones(1, 1).double(), torch.zeros(1, 1).double()), "mse")
+    >>> X, y = torch.ones(1, 1).double(), torch.zeros(1, 1).double()
+    >>> problem = Problem(model, X, y, loss="mse")
     >>> network_kfac(problem).dense().round(decimals=9).tolist()  # 2 (3, 2)ᵀ (3, 2)
     [[18.0, 12.0], [12.0, 8.0]]
     """
